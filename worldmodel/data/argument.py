@@ -2,7 +2,7 @@
 
 import importlib.resources
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from worldmodel.data.clips import EXTENSIONS, Files
 from worldmodel.data.columns import OUTCOME, PRESETS, Row, source_fields
 from worldmodel.data.loader import stage_weights
 from worldmodel.data.sources import SOURCE_KINDS
-from worldmodel.data.tables import Table, is_table, open_table
+from worldmodel.data.tables import first_rows, is_table, open_table
 from worldmodel.errors import InputError
 
 NUM_LOOKED_AT = 20
@@ -149,7 +149,7 @@ def _clips(path: Path) -> SourceConfig:
         columns = {} if preset else {name: name for name in table.columns if name in source_fields()}
         if {*OUTCOME} <= {*table.columns}:
             columns |= {column: column for column in OUTCOME}
-        rows = list(_first_rows(table))
+        rows = list(first_rows(table, NUM_LOOKED_AT))
         named = next((name for name in VIDEO_COLUMNS if name in table.columns), "") or _files_in(rows)
         if preset:
             root = _root(
@@ -165,12 +165,6 @@ def _clips(path: Path) -> SourceConfig:
         )
     root = _root(path.parent, [str(row.get(named, "")) for row in rows])
     return SourceConfig("clips", str(path), root=root, columns={**columns, "video": named})
-
-
-def _first_rows(table: Table) -> Iterator[Row]:
-    for number in range(min(NUM_LOOKED_AT, len(table))):
-        with suppress(InputError):
-            yield table.row(number)
 
 
 def _files_in(rows: Sequence[Row]) -> str:

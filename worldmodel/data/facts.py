@@ -19,7 +19,7 @@ from worldmodel.data.clips import Files
 from worldmodel.data.columns import OUTCOME, Row, inside, track_of
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import RATE_TOLERANCE, read_recording
-from worldmodel.data.tables import Table, open_table
+from worldmodel.data.tables import Table, first_rows, open_table
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.io import atomic_file
 
@@ -150,22 +150,14 @@ def _clips(source: SourceConfig, out: Path, force: bool) -> DatasetFacts:
 
 def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaInfo, dict[str, list[Track]]]:
     """Return the first video that can be read, and the actions of the first rows."""
-    tracks: dict[str, list[Track]] = {kind.name: [] for kind in action_kinds()}
-    info, reason = None, ""
-    for number in range(min(NUM_ROWS, len(table))):
+    rows, reason = list(first_rows(table, NUM_ROWS)), "it has no rows that can be read"
+    for row in rows:
         try:
-            row = table.row(number)
-            for kind in action_kinds():
-                cell = row.get(source.columns.get(kind.name, "")) or None
-                tracks[kind.name].append(track_of(cell, kind))
-            if info is None:
-                video = Files((inside(root, str(row[source.columns["video"]])),)).read()
-                info = media.probe(video, decode=False)
+            video = Files((inside(root, str(row[source.columns["video"]])),)).read()
+            return media.probe(video, decode=False), read_tracks(rows, source.columns)
         except InputError as error:
-            reason = f"row {number + 1}: {error}"
-    if info is None:
-        raise InputError(f"No video of {source.path!r} can be read ({reason}).")
-    return info, tracks
+            reason = str(error).rstrip(".")
+    raise InputError(f"No video of {source.path!r} can be read ({reason}).")
 
 
 def read_tracks(rows: Iterable[Row], columns: Mapping[str, str]) -> dict[str, list[Track]]:

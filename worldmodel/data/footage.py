@@ -14,7 +14,7 @@ from worldmodel.config import height_width
 from worldmodel.data.clips import Footage, RoundFormat
 from worldmodel.data.columns import inside
 from worldmodel.errors import InputError
-from worldmodel.media.shared_video import REMOTE
+from worldmodel.media.shared_video import REMOTE, open_path
 
 MAX_OPEN = 16
 """Row groups of images that a process keeps."""
@@ -76,9 +76,7 @@ def _cell(path: str, column: str, row: int) -> Any:
 @lru_cache(maxsize=1024)
 def _starts(path: str, process: int) -> np.ndarray:
     """Return the number of each row group's first row, and that of all rows."""
-    with _open(path) as file:
-        groups = range(file.num_row_groups)
-        return np.cumsum([0, *(file.metadata.row_group(number).num_rows for number in groups)])
+    return np.cumsum([0, *row_groups(path)])
 
 
 @lru_cache(maxsize=MAX_OPEN)
@@ -90,11 +88,13 @@ def _group(path: str, column: str, number: int, process: int) -> Any:
 def _open(path: str) -> Any:
     from pyarrow.parquet import ParquetFile
 
-    if not path.startswith(REMOTE):
-        return ParquetFile(path, memory_map=True)
-    import fsspec
+    return ParquetFile(open_path(path) if "://" in path else path, memory_map="://" not in path)
 
-    return ParquetFile(fsspec.open(path, "rb").open())  # type: ignore[attr-defined]
+
+def row_groups(path: str) -> list[int]:
+    """Return the number of rows of each row group of a parquet file."""
+    with _open(path) as file:
+        return [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ import numpy as np
 from worldmodel import media
 from worldmodel.actions import Action
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import BrokenClip, Files, Part, RoundFormat, Stills
+from worldmodel.data.clips import BrokenClip, Clip, Files, Part, RoundFormat, Stills
 from worldmodel.data.columns import RowReader, inside
+from worldmodel.data.footage import row_groups
 from worldmodel.data.sources import Recipe
 from worldmodel.episodes import DESCRIBE, Episode
 from worldmodel.errors import ConfigError, InputError, pip_install
@@ -75,7 +76,7 @@ class HuggingFaceSource:
         text = _first({n: t for n, t in types.items() if n != self.video}, (), TEXT_NAMES)
         if text and model.action.text:
             columns.setdefault("text", text)
-        self.offered, self.whole = list(types), dataset
+        self.offered, self.whole = list(types), dataset  # with all columns, also those that are not read
         others = [column for column in types if column != self.video]
         self.reader = RowReader(name, replace(source, columns=columns), others, self.format, model.action)
         self.still = types[self.video] == "Image" or (types[self.video] == "" and self.video in IMAGE_NAMES)
@@ -103,22 +104,11 @@ class HuggingFaceSource:
 
     def _open(self, split: str) -> tuple[Any, dict[str, str]]:
         """Return the stream, and the type of each of its columns."""
-        try:
-            import datasets
-        except ImportError:
-            raise ConfigError(f"{self.key} requires datasets: {pip_install('data')}.") from None
-        try:
-            folder = os.path.expanduser(self.path)
-            # A relative path such as `text` would be a builder of that name, which reads the current folder.
-            self.path = os.path.abspath(folder) if os.path.exists(folder) else self.path
-            self.split = split
-            dataset = datasets.load_dataset(self.path, split=split, streaming=True)
-            dataset = dataset.decode(False)  # only worldmodel.media decodes bytes
-            features = dataset.features or dict.fromkeys(next(iter(dataset)), None)
-        # Missing, private, offline and damaged datasets raise many types.
-        except Exception as error:
-            reason = " ".join(str(error).split()) or "it has no rows"
-            raise ConfigError(f"{self.key}: {self.path!r} cannot be opened: {reason}") from None
+        folder = os.path.expanduser(self.path)
+        # A relative path such as `text` would be a builder of that name, which reads the current folder.
+        self.path = os.path.abspath(folder) if os.path.exists(folder) else self.path
+        self.split = split
+        dataset, features = open_stream(self.key, self.path, split)
         return dataset, {column: _type(feature) for column, feature in features.items()}
 
     def at(self, index: int) -> Recipe:
@@ -135,10 +125,6 @@ class HuggingFaceSource:
         rows = (row for column in columns for row in column if row is not None)
         yield from (self._recipe(row, f"{self.path} row {number + 1}") for number, row in enumerate(rows))
 
-    def rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows from the first on, with all of their columns."""
-        yield from self.whole
-
     def _recipe(self, row: Mapping[str, Any], name: str) -> Recipe:
         try:
             video = self._video(row[self.video])
@@ -148,8 +134,7 @@ class HuggingFaceSource:
         if not self.still:
             return clip
         assert isinstance(video, bytes | Files)
-        values = (track.during(0, 0, 1) for track in (clip.text, clip.question, clip.answer))
-        return Still(clip.name, video, self.format, *values)
+        return Still.of(clip, video)
 
     def cost(self, index: int, rounds: int) -> float:
         """Return a constant: the row may not have been read yet."""
@@ -202,6 +187,26 @@ class HuggingFaceSource:
         return _remote(path, self.path)
 
 
+def open_stream(key: str, path: str, split: str) -> tuple[Any, Mapping[str, Any]]:
+    """Return a split of a dataset as a stream, and the feature of each column; None where it is not known.
+
+    Raises:
+        ConfigError: `datasets` is not installed, or there is no such dataset or split.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(f"{key} requires datasets: {pip_install('data')}.") from None
+    try:
+        dataset = datasets.load_dataset(path, split=split, streaming=True)
+        if dataset.features is None:  # columns of text have none to decode
+            return dataset, dict.fromkeys(next(iter(dataset)))
+        return dataset.decode(False), dataset.features  # only worldmodel.media decodes bytes
+    except Exception as error:  # missing, private, offline and damaged datasets raise many types
+        reason = " ".join(str(error).split()) or "it has no rows"
+        raise ConfigError(f"{key}: {path!r} cannot be opened: {reason}") from None
+
+
 def _remote(path: str, dataset: str) -> bytes:
     """Read a file of the dataset's own repository, possibly inside an archive there."""
     import fsspec
@@ -242,6 +247,12 @@ class Still:
     text: str | None
     question: str | None = None
     answer: str | None = None
+
+    @classmethod
+    def of(cls, clip: Clip, image: Files | Part | bytes) -> "Still":
+        """Return the recipe of an image with the texts of a clip."""
+        texts = (track.during(0, 0, 1) for track in (clip.text, clip.question, clip.answer))
+        return cls(clip.name, image, clip.format, *texts)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -486,7 +497,7 @@ def count_rows(path: str, split: str, dataset: Any, parts: int) -> list[int] | N
     paths = [str(each) for each in (files or {}).get(split, ())]
     here = os.path.exists(path)
     if paths and all(each.endswith(".parquet") for each in paths) and (here or len(paths) <= MAX_COUNTED):
-        groups = [_row_groups(each) for each in paths]
+        groups = [row_groups(each) for each in paths]
         counts = [sum(group) for group in groups]
         if dataset.num_shards != len(counts):  # divided by row groups
             counts = [count for group in groups for count in group]
@@ -495,15 +506,6 @@ def count_rows(path: str, split: str, dataset: Any, parts: int) -> list[int] | N
     if here and sum(os.path.getsize(each) for each in paths if os.path.isfile(each)) <= MAX_COUNTED_BYTES:
         return [sum(1 for _ in dataset.shard(parts, part, contiguous=True)) for part in range(parts)]
     return None
-
-
-def _row_groups(path: str) -> list[int]:
-    """Return the rows of each row group of a parquet file."""
-    import fsspec
-    from pyarrow.parquet import ParquetFile
-
-    with fsspec.open(path, "rb") as file, ParquetFile(file) as opened:  # type: ignore[arg-type]
-        return [opened.metadata.row_group(number).num_rows for number in range(opened.num_row_groups)]
 
 
 def num_streams(num_files: int, wanted: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel.errors import ConfigError
-from worldmodel.media.shared_video import REMOTE
+from worldmodel.media.shared_video import REMOTE, open_path
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,7 @@ class Files:
         Raises:
             OSError: there is none.
         """
-        if not self.root.startswith(REMOTE):
-            return open(os.path.join(self.root, path), "rb")
-        import fsspec
-
-        return fsspec.open(f"{self.root}/{path}", "rb").open()  # type: ignore[attr-defined]
+        return open_path(f"{self.root}/{path}")
 
     def table(self, path: str, columns: list[str] | None = None) -> Any:
         """Return a parquet file, or some of its columns."""
@@ -101,7 +97,33 @@ def read_episodes(files: Files, info: Mapping[str, Any], cameras: Sequence[str])
     rows = _rows_of_files(files, info, cameras) if newer else files.lines("meta/episodes.jsonl")
     # `info.json` is written last: rows beyond its total are of a recording that was interrupted.
     rows = sorted(rows, key=lambda row: row["episode_index"])[: int(info["total_episodes"])]
-    return _in_files(files, info, cameras, rows) if newer else _one_each(files, info, cameras, rows)
+    videos, size = _videos(info, cameras), int(info.get("chunks_size") or 1000)
+    first: dict[str, int] = {}
+    episodes = []
+    for row in rows:
+        number, length = int(row["episode_index"]), int(row["length"])
+        if newer:  # a file holds several episodes (version 3.0)
+            places = {name: row[f"data/{name}"] for name in ("chunk_index", "file_index")}
+        else:
+            places = {"episode_index": number, "episode_chunk": number // size}
+        data = _place(info["data_path"], places)
+        # Rows of an episode are counted over the dataset: the first episode of a file gives the offset.
+        start = row["dataset_from_index"] if newer else 0
+        first_row = start - first.setdefault(data, start)
+        footage = []
+        for camera in cameras:
+            if camera not in videos:
+                footage.append(Footage(data, column=camera))
+                continue
+            times = 0.0, length / float(info["fps"])
+            if newer:
+                own = f"videos/{camera}"
+                places = {name: row[f"{own}/{name}"] for name in ("chunk_index", "file_index")}
+                times = row[f"{own}/from_timestamp"], row[f"{own}/to_timestamp"]
+            path = _place(info["video_path"], {**places, "video_key": camera})
+            footage.append(Footage(f"{files.root}/{path}", *times))
+        episodes.append(LeRobotEpisode(number, data, first_row, length, tuple(footage)))
+    return episodes
 
 
 def _rows_of_files(files: Files, info: Mapping[str, Any], cameras: Sequence[str]) -> list[dict[str, Any]]:
@@ -116,58 +138,6 @@ def _rows_of_files(files: Files, info: Mapping[str, Any], cameras: Sequence[str]
             "download it again."
         )
     return [row for path in paths for row in files.table(path, columns).to_pylist()]
-
-
-def _in_files(
-    files: Files, info: Mapping[str, Any], cameras: Sequence[str], rows: Sequence[Mapping[str, Any]]
-) -> list[LeRobotEpisode]:
-    """Return episodes of which files hold several (version 3.0)."""
-    videos = _videos(info, cameras)
-    first: dict[str, int] = {}
-    episodes = []
-    for row in rows:
-        # Rows of an episode are counted over the dataset: the first episode of a file gives the offset.
-        places = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
-        data = _place(info["data_path"], places)
-        first.setdefault(data, row["dataset_from_index"])
-        footage = []
-        for camera in cameras:
-            if camera not in videos:
-                footage.append(Footage(data, column=camera))
-                continue
-            own = f"videos/{camera}"
-            places = {"chunk_index": row[f"{own}/chunk_index"], "file_index": row[f"{own}/file_index"]}
-            path = _place(info["video_path"], {**places, "video_key": camera})
-            times = row[f"{own}/from_timestamp"], row[f"{own}/to_timestamp"]
-            footage.append(Footage(f"{files.root}/{path}", *times))
-        first_row = row["dataset_from_index"] - first[data]
-        episodes.append(LeRobotEpisode(row["episode_index"], data, first_row, row["length"], tuple(footage)))
-    return episodes
-
-
-def _one_each(
-    files: Files, info: Mapping[str, Any], cameras: Sequence[str], rows: Sequence[Mapping[str, Any]]
-) -> list[LeRobotEpisode]:
-    """Return episodes each of which has files of its own (versions 2.0 and 2.1)."""
-    videos, size = _videos(info, cameras), int(info.get("chunks_size") or 1000)
-    episodes = []
-    for row in rows:
-        number = int(row["episode_index"])
-        places = {"episode_index": number, "episode_chunk": number // size}
-        data = _place(info["data_path"], places)
-        length = int(row["length"])
-        footage = [
-            Footage(
-                f"{files.root}/{_place(info['video_path'], {**places, 'video_key': camera})}",
-                0.0,
-                length / float(info["fps"]),
-            )
-            if camera in videos
-            else Footage(data, column=camera)
-            for camera in cameras
-        ]
-        episodes.append(LeRobotEpisode(number, data, 0, length, tuple(footage)))
-    return episodes
 
 
 def _videos(info: Mapping[str, Any], cameras: Sequence[str]) -> list[str]:

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.config.imports import import_object
 from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
 from worldmodel.media import use_decoder
@@ -150,6 +150,5 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
         raise ConfigError(f"data.sources.{name}.kind is {source.kind!r}; use one of {', '.join(openers)}.")
     opener = openers[source.kind]
     if isinstance(opener, str):
-        module, _, attribute = opener.partition(":")
-        opener = getattr(import_module(module), attribute)
+        opener = import_object(opener)
     return opener(name, config, model)

@@ -11,6 +11,7 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -31,10 +32,8 @@ NUM_PROBED = 100
 """Rows, spread over the table, that are checked before training starts."""
 
 
-class Table(Protocol):
+class Rows(Protocol):
     """Rows by index; thread-safe."""
-
-    columns: Sequence[str]
 
     def __len__(self) -> int: ...
 
@@ -45,6 +44,12 @@ class Table(Protocol):
             InputError: it cannot be parsed.
         """
         ...
+
+
+class Table(Rows, Protocol):
+    """The rows of a file, and their columns."""
+
+    columns: Sequence[str]
 
     def close(self) -> None:
         """Close the file."""
@@ -256,6 +261,13 @@ def open_table(path: str | Path) -> Table:
     if not len(table):
         raise ConfigError(f"The table {str(path)!r} has no rows.")
     return table
+
+
+def first_rows(table: Rows, count: int) -> Iterator[Row]:
+    """Yield the rows among the first ones that can be read."""
+    for number in range(min(count, len(table))):
+        with suppress(InputError):
+            yield table.row(number)
 
 
 def _is_list(path: Path) -> bool:

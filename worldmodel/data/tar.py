@@ -12,6 +12,7 @@ import os
 import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -62,12 +63,15 @@ class TarSource:
         tables = clip_ranges(self.shards)
         numbers = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         self.ranges = np.column_stack([numbers, np.concatenate(tables)])
-        self.size = self.num_rows = len(self.ranges)
+        self.size = len(self.ranges)
         if not self.size:
             raise ConfigError(f"{key}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
         self.format = RoundFormat.of(model)
         some = np.unique(np.linspace(0, self.size - 1, NUM_PROBED).astype(int))
-        fields = {field for number in some for field in self._fields(number)}
+        fields: set[str] = set()
+        for number in some:
+            with suppress(InputError):
+                fields.update(self.row(number))
         own = own_columns(fields, model.action)
         if TEXT in fields and model.action.text:
             own = {"text": TEXT, **own}
@@ -94,11 +98,9 @@ class TarSource:
     def close(self) -> None:
         """Do nothing: files are only open while they are read."""
 
-    def _fields(self, number: int) -> Sequence[str]:
-        try:
-            return list(self.row(number))
-        except InputError:
-            return []
+    def __len__(self) -> int:
+        """Return the number of its rows."""
+        return len(self.ranges)
 
     def row(self, number: int) -> Row:
         """Return the content of a clip's json and txt parts.

@@ -22,15 +22,14 @@ class Storage:
     """
 
     def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
-        self.remote: Any = None
-        if "://" not in address:
-            self.folder = Path(address).expanduser().absolute()
-            return
-        try:
-            import fsspec
+        import fsspec
 
-            self.remote, self.root = fsspec.core.url_to_fs(self.address)
+        self.address, self.is_remote = address.rstrip("/"), "://" in address
+        self.store: Any = fsspec.filesystem("file")
+        self.root = str(Path(address).expanduser().absolute())
+        try:
+            if self.is_remote:
+                self.store, self.root = fsspec.core.url_to_fs(self.address)
         except ImportError as error:
             scheme = address.split("://")[0]
             raise ConfigError(
@@ -45,12 +44,12 @@ class Storage:
         Raises:
             OutputError: it cannot be written, or the disk is full.
         """
-        if self.remote is None:
-            with atomic_file(self.folder / name, durable=True) as temporary:
+        if not self.is_remote:  # fsspec would write a file in place
+            with atomic_file(f"{self.root}/{name}", durable=True) as temporary:
                 temporary.write_bytes(data)
             return
         with self._writing(name, "written"):
-            self.remote.pipe_file(f"{self.root}/{name}", data)
+            self.store.pipe_file(f"{self.root}/{name}", data)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return the bytes of a file from `start` up to `stop`.
@@ -61,12 +60,7 @@ class Storage:
         if start == stop:
             return b""  # HTTP cannot express an empty range; S3 would return the whole file
         with self._reading(f"{self.address}/{name}"):
-            if self.remote is not None:
-                data = self.remote.cat_file(f"{self.root}/{name}", start=start, end=stop)
-            else:
-                with open(self.folder / name, "rb") as file:
-                    file.seek(start)
-                    data = file.read(-1 if stop is None else stop - start)
+            data = self.store.cat_file(f"{self.root}/{name}", start=start, end=stop)
         if stop is not None and len(data) < stop - start:
             raise FlowError(f"{self.address}/{name} is cut off at byte {start + len(data)}.")
         return data
@@ -77,13 +71,11 @@ class Storage:
         Raises:
             FlowError: the store does not answer, or refuses.
         """
-        if self.remote is None:
-            return (self.folder / name).is_file()
-        self.remote.invalidate_cache()
+        self.store.invalidate_cache()
         with self._reading(f"{self.address}/{name}"):
             try:  # not `isfile`, for which a store that does not answer has no files
-                return self.remote.info(f"{self.root}/{name}")["type"] == "file"
-            except FileNotFoundError:
+                return self.store.info(f"{self.root}/{name}")["type"] == "file"
+            except (FileNotFoundError, NotADirectoryError):
                 return False
 
     def files(self) -> dict[str, tuple[int, float]]:
@@ -94,16 +86,10 @@ class Storage:
         Raises:
             FlowError: the store does not answer, or refuses.
         """
-        if self.remote is None:
-            paths = (path for path in self.folder.rglob("*") if path.is_file())
-            return {
-                path.relative_to(self.folder).as_posix(): (path.stat().st_size, path.stat().st_mtime)
-                for path in paths
-            }
-        self.remote.invalidate_cache()
+        self.store.invalidate_cache()
         first = len(self.root.rstrip("/")) + 1
         with self._reading(self.address):
-            found = self.remote.find(self.root, detail=True)
+            found = self.store.find(self.root, detail=True)
             return {path[first:]: (info["size"], self._changed(path, info)) for path, info in found.items()}
 
     def remove_interrupted(self, older_than_s: float) -> None:
@@ -112,16 +98,16 @@ class Storage:
         Args:
             older_than_s: younger ones stay, since another process may be writing them.
         """
-        if self.remote is not None:
-            return
         latest = time.time() - older_than_s
-        for path in self.folder.glob(f"{TEMPORARY_PREFIX}*"):
+        for path in () if self.is_remote else Path(self.root).glob(f"{TEMPORARY_PREFIX}*"):
             with suppress(FileNotFoundError):  # it got its name meanwhile
                 if path.stat().st_mtime <= latest:
                     path.unlink()
 
     def _changed(self, path: str, info: Mapping[str, Any]) -> float:
-        changed = info.get("LastModified") or self.remote.modified(path)
+        if "mtime" in info:  # of a local file
+            return info["mtime"]
+        changed = info.get("LastModified") or self.store.modified(path)
         return changed.timestamp()
 
     def delete(self, name: str) -> None:
@@ -131,13 +117,9 @@ class Storage:
             FlowError: the store does not answer, or refuses.
             OutputError: it cannot be removed.
         """
-        if self.remote is not None and not self.exists(name):
-            return
-        with self._writing(name, "removed"):
-            if self.remote is None:
-                (self.folder / name).unlink(missing_ok=True)
-            else:
-                self.remote.rm_file(f"{self.root}/{name}")
+        if self.exists(name):
+            with self._writing(name, "removed"), suppress(FileNotFoundError):  # another process was faster
+                self.store.rm_file(f"{self.root}/{name}")
 
     @contextmanager
     def _reading(self, what: str) -> Iterator[None]:
@@ -145,9 +127,9 @@ class Storage:
         try:
             yield
         except Exception as error:
-            if self.remote is None and not isinstance(error, OSError):
+            if not self.is_remote and not isinstance(error, OSError):
                 raise
-            remedy = "" if self.remote is None else "; check the store, and that it may be read and listed"
+            remedy = "; check the store, and that it may be read and listed" if self.is_remote else ""
             raise FlowError(f"{what} cannot be read ({_reason(error)}){remedy}.") from None
 
     @contextmanager

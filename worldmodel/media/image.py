@@ -41,15 +41,6 @@ def read_image(
     if isinstance(source, Image.Image):
         return crop_and_resize(_load("The image", source, limits), size)
     name, data = read_bytes(source, limits.max_image_bytes, "image")
-    return decode_image(name, data, size, limits)
-
-
-def decode_image(name: str, data: bytes, size: ImageSize, limits: MediaLimits) -> Frame:
-    """Decode the bytes of an image file and crop them; `name` is used in messages.
-
-    Raises:
-        InputError: as `read_image`.
-    """
     return crop_and_resize(load_image(name, data, limits), size)
 
 

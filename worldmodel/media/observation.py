@@ -8,7 +8,7 @@ from PIL import Image
 from worldmodel.config import ImageSize
 from worldmodel.errors import InputError
 from worldmodel.media import sniff
-from worldmodel.media.image import decode_image, read_image
+from worldmodel.media.image import crop_and_resize, load_image, read_image
 from worldmodel.media.limits import MediaLimits, list_formats
 from worldmodel.media.source import Source, read_bytes
 from worldmodel.media.video import Frames, open_video_bytes
@@ -52,4 +52,4 @@ def read_observation(
         raise InputError(f"{name} is {sniff.describe(kind, data)}; use a {accepted}.")
     if len(data) > limits.max_image_bytes:
         raise InputError(f"{name} is larger than {limits.max_image_bytes // 2**20} MiB; shrink it first.")
-    return decode_image(name, data, size, limits)[None]
+    return crop_and_resize(load_image(name, data, limits), size)[None]

@@ -36,7 +36,7 @@ class SharedVideo:
         self.path, self.name, self.limits = path, repr(path), limits
         self.lock = threading.Lock()
         try:
-            self.file = _open(path)
+            self.file = open_path(path)
             beginning = self.file.read(64)
             kind = sniff.detect_format(beginning)
             self.file.seek(0)
@@ -97,7 +97,7 @@ class SharedVideo:
     @cached_property
     def timed_frames(self) -> torchcodec.TimedFrames:
         """The same file for torchcodec, which indexes its frames once."""
-        return torchcodec.TimedFrames(_open(self.path))
+        return torchcodec.TimedFrames(open_path(self.path))
 
     def _decode(self, first: float) -> Iterator[tuple[float, av.VideoFrame]]:
         """Yield frames and their times from one at or before `first` on."""
@@ -149,8 +149,13 @@ def _version(path: str) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _open(path: str) -> Any:
-    if not path.startswith(REMOTE):
+def open_path(path: str) -> Any:
+    """Open a local file, or one at an address, which is read piece by piece.
+
+    Raises:
+        OSError: there is none.
+    """
+    if "://" not in path:
         return open(path, "rb")
     import fsspec
 

@@ -30,7 +30,7 @@ from worldmodel.flow.log.pack import Packer
 from worldmodel.flow.log.source import FlowSource
 from worldmodel.flow.stages.base import CLIP, Stage, stage
 from worldmodel.flow.work import feeder
-from worldmodel.flow.work.feeder import Lister
+from worldmodel.flow.work.feeder import Feeder
 from worldmodel.flow.work.run import run_flow
 
 LIMIT_S = 300.0
@@ -130,7 +130,7 @@ def test_machines_that_begin_a_changed_flow_at_the_same_time_take_turns(
 ) -> None:
     former = flow_config(tmp_path, table, catalog=database_url)
     with opened(former) as catalog:
-        Lister(former, catalog).list_next()
+        Feeder(former, catalog).list_next()
         catalog.end(catalog.begin())
     restating = meeting(monkeypatch, "_restate")
 
@@ -166,7 +166,7 @@ def test_the_same_name_for_another_function_is_another_stage(tmp_path: Path, tab
         for name in ("read", "measure")
     }
     assert len(keys) == 2
-    own = Stage("a", "2", ("x",), ("y",), make=lambda **settings: lambda batch: batch, settings={"b": 1})
+    own = Stage("a", "2", ("x",), ("y",), make=lambda batch, **settings: batch, settings={"b": 1})
     assert own.key(["p"]) == "2-a1184fbae98e", "results of earlier versions are found"
 
 
@@ -238,7 +238,7 @@ def test_rows_with_files_are_listed_once_by_several_machines(
     sources = {"held": {"kind": "huggingface", "path": str(tmp_path / "held")}}
     config = flow_config(tmp_path, tmp_path, {"read": {}}, sources=sources, catalog=database_url)
     with opened(config) as first, opened(config) as second:
-        listers = [Lister(config, catalog) for catalog in (first, second)]
+        listers = [Feeder(config, catalog) for catalog in (first, second)]
         listers[0].list_next()  # and is lost, unless they take turns
         while any([lister.list_next() for lister in (listers if turns else listers[1:])]):
             pass

@@ -23,8 +23,8 @@ from worldmodel.flow.download.http import Transfer, licence_link
 from worldmodel.flow.download.robots import Robots
 from worldmodel.flow.stages import find_stage
 from worldmodel.flow.stages.fetch import Fetch
-from worldmodel.flow.work.attempts import MAX_DELAY_S, delay_s
 from worldmodel.flow.work.run import run_flow
+from worldmodel.flow.work.work import MAX_DELAY_S, delay_s
 
 PUBLIC_IP = "93.184.215.14"
 NOBODY = "http://127.0.0.1:1/clip.mp4"

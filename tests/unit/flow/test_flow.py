@@ -331,7 +331,7 @@ def test_a_wrong_stage_is_an_error_before_anything_runs(
 
 def test_declaring_stages_imports_no_model_library() -> None:
     code = (
-        "import sys; from worldmodel.flow import worker, stages;"
+        "import sys; from worldmodel.flow import stages; from worldmodel.flow.executors import local;"
         "[stages.find_stage(name) for name in stages.STAGES];"
         "print({'torch', 'transformers'} & {*sys.modules})"
     )

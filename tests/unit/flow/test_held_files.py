@@ -27,7 +27,7 @@ from worldmodel.flow.catalog.records import BEGINNING
 from worldmodel.flow.log.log import Log
 from worldmodel.flow.log.status import StatusReader
 from worldmodel.flow.work import feeder
-from worldmodel.flow.work.feeder import Lister
+from worldmodel.flow.work.feeder import Feeder
 from worldmodel.flow.work.run import run_flow
 from worldmodel.io import TEMPORARY_PREFIX
 
@@ -121,7 +121,7 @@ def test_few_large_files_are_listed_together_and_none_twice(
     found, steps = config(tmp_path / "flow", held), []
     while not steps or not steps[-1][1]:
         with closing(Catalog(found.place("catalog"), Chain.of(found))) as catalog:
-            lister = Lister(found, catalog)  # a new one, as after an interruption
+            lister = Feeder(found, catalog)  # a new one, as after an interruption
             lister.list_next()
             steps.append(lister.listed["held"])
     assert [rows for rows, _ in steps] == [2, 3, 4, 5, 7]

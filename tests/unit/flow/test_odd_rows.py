@@ -84,11 +84,6 @@ def test_values_that_arrow_has_no_type_for_are_read_as_json() -> None:
     assert read(5, "five", None).to_pylist() == ["5", '"five"', None]
 
 
-def test_texts_that_an_earlier_version_recorded_are_mended() -> None:
-    assert read({"text": f"x{HALF}"}, {"text": "y"}).to_pylist() == [{"text": "x\ufffd"}, {"text": "y"}]
-    assert read(f"x{HALF}", None).to_pylist() == ["x\ufffd", None]
-
-
 @pytest.mark.parametrize("values", [(b"a", None), (None, b"a")])
 def test_files_of_a_batch_may_have_more_than_2_gib_together(values: tuple[Any, ...]) -> None:
     found = read(*values)

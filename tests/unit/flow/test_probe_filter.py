@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def run(
     name: str, videos: list[bytes | None], settings: dict[str, Any], **columns: Any
 ) -> list[dict[str, Any]]:
     """Run a stage as a worker does."""
-    stage, size = find_stage(name), len(videos)
+    stage, size = replace(find_stage(name), settings=settings), len(videos)
     data: dict[str, Any] = {
         "clip": [str(n) for n in range(size)],
         "video": pa.array(videos, pa.large_binary()),
@@ -30,7 +31,7 @@ def run(
     for column in stage.inputs[1:]:
         data[column] = pa.array(columns.get(column, [None] * size), pa.float64())
     batch = pa.record_batch(data)
-    return stage.checked(batch, stage.make(**settings)(batch)).to_pylist()
+    return stage.function()(batch).to_pylist()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 from worldmodel.actions import ActionSpec
 from worldmodel.data.examiner.measures import Measures
 from worldmodel.data.examiner.pictures import CHANCE, MINORITY, longest_run
-from worldmodel.data.examiner.report import Finding
+from worldmodel.data.examiner.report import Finding, in_episodes
 
 MIN_LENGTH = 8
 """Actions of an episode from which its numbers are compared."""
@@ -20,14 +20,8 @@ SPIKE = 20.0
 
 def number_findings(episodes: Sequence[Measures], specs: Sequence[ActionSpec]) -> list[Finding]:
     """Return what is wrong with the numbers of actions and with outcomes."""
-    groups: dict[tuple[str, str], list[str]] = {}
     found = [*_constant(episodes), *_scales(episodes, specs), *_ends(episodes)]
-    for kind, text, each in found:
-        groups.setdefault((kind, text), []).append(each.name)
-    findings = [
-        Finding(kind, f"in {len(names)} of {len(episodes)} episodes {text}", episodes=tuple(names))
-        for (kind, text), names in groups.items()
-    ]
+    findings = in_episodes([(kind, text, each.name) for kind, text, each in found], len(episodes))
     repeated = repetition([each.numbers for each in episodes])
     if repeated > 1:
         findings.append(

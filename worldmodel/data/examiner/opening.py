@@ -1,8 +1,8 @@
 """Opening of any source for examination, at its own frame rate and with all of its actions."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,13 +23,13 @@ from worldmodel.config import (
 )
 from worldmodel.data.argument import read_source
 from worldmodel.data.clips import Files, Part, Span
-from worldmodel.data.columns import OUTCOME, Row
+from worldmodel.data.columns import OUTCOME
 from worldmodel.data.facts import TEXT_FPS, read_tracks, round_at, round_frames, setting_of
 from worldmodel.data.huggingface import HuggingFaceSource
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import read_recording
 from worldmodel.data.sources import SOURCE_KINDS, Recipe, Source, StreamedSource, open_source
-from worldmodel.data.tables import TableSource, open_table
+from worldmodel.data.tables import TableSource, first_rows, open_table
 from worldmodel.data.tar import TarSource
 from worldmodel.episodes import Episode
 from worldmodel.errors import InputError
@@ -194,23 +194,13 @@ def _open(name: str, source: SourceConfig, model: WorldModelConfig) -> Source:
 
 def _rows(source: Source) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return the first rows of a source that can be read, and the names of all of its columns."""
-    rows: list[Mapping[str, Any]] = []
     if isinstance(source, HuggingFaceSource):
-        return list(islice(source.rows(), NUM_ROWS)), source.offered
+        return list(islice(source.whole, NUM_ROWS)), source.offered
     if isinstance(source, TableSource):
-        with closing(open_table(source.path)) as table:
-            rows = list(_readable(table.row, len(table)))
-            return rows, list(table.columns)
-    if isinstance(source, TarSource):
-        rows = list(_readable(source.row, source.num_rows))
+        with closing(open_table(source.path)) as table:  # the source's own has only the columns that it reads
+            return list(first_rows(table, NUM_ROWS)), list(table.columns)
+    rows = list(first_rows(source, NUM_ROWS)) if isinstance(source, TarSource) else []
     return rows, list(dict.fromkeys(column for row in rows for column in row))
-
-
-def _readable(read: Callable[[int], Row], count: int) -> Iterator[Row]:
-    """Yield the first rows that can be read."""
-    for number in range(min(NUM_ROWS, count)):
-        with suppress(InputError):
-            yield read(number)
 
 
 def _probe(source: Source) -> media.MediaInfo:

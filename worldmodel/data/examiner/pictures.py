@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from worldmodel.data.examiner.measures import CELLS, Measures
-from worldmodel.data.examiner.report import Finding
+from worldmodel.data.examiner.report import Finding, in_episodes
 from worldmodel.media.scores import DARK
 
 NOISE_CORRELATION = 0.25
@@ -51,29 +51,25 @@ CUTS = (0.05, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25)
 
 def picture_findings(episodes: Sequence[Measures]) -> tuple[list[Finding], set[str]]:
     """Return what is wrong with pictures, and the names of episodes without usable ones."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    unusable: set[str] = set()
+    dark = list(_dark(episodes))
+    unusable = {each.name for _, _, each in dark}
+    rest = [each for each in episodes if each.name not in unusable]
+    still = list(_still(rest))
+    unusable |= {each.name for _, _, each in still}
+    found = [*dark, *still, *_outliers(rest), *_backgrounds(rest), *_jumps(rest)]
+    return in_episodes([(kind, text, each.name) for kind, text, each in found], len(episodes)), unusable
 
-    def add(kind: str, text: str, each: Measures, unusable_too: bool = False) -> None:
-        groups.setdefault((kind, text), []).append(each.name)
-        if unusable_too:
-            unusable.add(each.name)
 
+def _dark(episodes: Sequence[Measures]) -> Iterator[tuple[str, str, Measures]]:
+    """Yield episodes of which nothing, or not all, can be seen."""
     for each in episodes:
         dark = each.levels <= DARK
         if dark.all():
-            add("black", "all frames are black", each, True)
+            yield "black", "all frames are black", each
         elif each.correlation < NOISE_CORRELATION:
-            add("noise", "the pictures are noise", each, True)
+            yield "noise", "the pictures are noise", each
         elif (run := longest_run(dark)) >= 2 and dark.mean() < 0.9 and not _usually_dark(episodes):
-            add("black", f"{'some' if run < len(dark) / 2 else 'many'} frames are black", each, True)
-    rest = [each for each in episodes if each.name not in unusable]
-    for kind, text, each in [*_still(rest), *_outliers(rest), *_backgrounds(rest), *_jumps(rest)]:
-        add(kind, text, each, kind in ("still", "frozen"))
-    return [
-        Finding(kind, f"in {len(names)} of {len(episodes)} episodes {text}", episodes=tuple(names))
-        for (kind, text), names in groups.items()
-    ], unusable
+            yield "black", f"{'some' if run < len(dark) / 2 else 'many'} frames are black", each
 
 
 def longest_run(flags: np.ndarray) -> int:

@@ -152,6 +152,22 @@ def _quartiles(lengths: Sequence[int]) -> tuple[int, int, int]:
     return ordered[0], ordered[len(ordered) // 2], ordered[-1]
 
 
+def in_episodes(found: Iterable[tuple[str, str, str]], of: int) -> list[Finding]:
+    """Return one finding for each kind and text, with the episodes that have it.
+
+    Args:
+        found: kind, text and name of the episode.
+        of: number of episodes that were looked at.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for kind, text, name in found:
+        names.setdefault((kind, text), []).append(name)
+    return [
+        Finding(kind, f"in {len(each)} of {of} episodes {text}", episodes=tuple(each))
+        for (kind, text), each in names.items()
+    ]
+
+
 def grouped(reasons: Iterable[tuple[str, str]], of: int) -> list[Finding]:
     """Return one finding for each kind of reason why an episode cannot be read, with a count.
 

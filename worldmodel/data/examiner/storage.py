@@ -9,7 +9,7 @@ import numpy as np
 from worldmodel import media
 from worldmodel.data.clips import Clip, Files, Part
 from worldmodel.data.examiner.opening import Examined
-from worldmodel.data.examiner.report import Finding
+from worldmodel.data.examiner.report import Finding, in_episodes
 from worldmodel.data.lerobot import LeRobotDataset, LeRobotSource
 from worldmodel.data.sources import Recipe
 from worldmodel.errors import InputError
@@ -77,18 +77,13 @@ def column_findings(examined: Examined) -> list[Finding]:
 
 def lerobot_findings(source: LeRobotSource, numbers: Sequence[int]) -> list[Finding]:
     """Return what is wrong with the rows and files of a LeRobot dataset, for some episodes of the source."""
-    dataset, findings = source.dataset, []
-    groups: dict[tuple[str, str], list[str]] = {}
+    dataset, found = source.dataset, []
     for number in numbers:
         episode = dataset.episodes[source.chosen[number]]
         with suppress(InputError):
-            for kind, text in _times(dataset, dataset.times(episode)):
-                groups.setdefault((kind, text), []).append(f"episode {episode.index}")
-    findings = [
-        Finding(kind, f"in {len(names)} of {len(numbers)} episodes {text}", True, tuple(names))
-        for (kind, text), names in groups.items()
-    ]
-    return findings + _totals(dataset) + _videos(dataset)
+            wrong = _times(dataset, dataset.times(episode))
+            found += [(kind, text, f"episode {episode.index}") for kind, text in wrong]
+    return in_episodes(found, len(numbers)) + _totals(dataset) + _videos(dataset)
 
 
 def _times(dataset: LeRobotDataset, times: np.ndarray) -> list[tuple[str, str]]:

@@ -9,13 +9,14 @@ table of all episodes. Where actions are forces, the direction of motion follows
 not a fault.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from worldmodel.data.examiner.measures import Measures
-from worldmodel.data.examiner.report import Finding
+from worldmodel.data.examiner.report import Finding, in_episodes
 
 LAGS = range(-5, 6)
 """Lags that are compared: the picture is related to the action that many steps earlier."""
@@ -190,24 +191,20 @@ def lag_findings(episodes: Sequence[Measures], found: Timing) -> list[Finding]:
         trusted = [index for index in range(len(episodes)) if odd.get(index, ("", 0.0))[1] < SUSPECT]
         if len(trusted) < len(episodes) / 2:
             return findings
-    groups: dict[str, list[tuple[str, float]]] = {}
-    for index, (reason, gain) in odd.items():
-        if gain > TOGETHER:
-            groups.setdefault(reason, []).append((episodes[index].name, gain))
     texts = {
         "reversed": "pictures run backwards against their actions",
         "opposite": "actions lead into the opposite direction than in others",
         "foreign": "actions tell nothing of the pictures, as if they were those of other episodes",
     }
-    for reason, named in groups.items():
-        if found.directed or len(named) < TOGETHER_COUNT:
-            named = [each for each in named if each[1] > ALONE]
-        if named:
-            names = tuple(name for name, _ in named)
+    alike = Counter(reason for reason, gain in odd.values() if gain > TOGETHER)
+    named = []
+    for index, (reason, gain) in odd.items():
+        alone = found.directed or alike[reason] < TOGETHER_COUNT
+        if gain > (ALONE if alone else TOGETHER):
             shifted = f"actions are shifted against the other episodes' by {reason} frames"
-            text = f"in {len(names)} of {len(episodes)} episodes {texts.get(reason, shifted)}"
-            findings.append(Finding(reason if reason in texts else "lag", text, episodes=names))
-    return findings
+            kind = reason if reason in texts else "lag"
+            named.append((kind, texts.get(reason, shifted), episodes[index].name))
+    return findings + in_episodes(named, len(episodes))
 
 
 def _explain(

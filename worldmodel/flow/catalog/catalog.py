@@ -21,7 +21,6 @@ from worldmodel.flow.catalog.chain import DEAD, DROPPED, LISTED, PACK, PACKED, R
 from worldmodel.flow.catalog.columns import Columns
 from worldmodel.flow.catalog.records import BEGINNING, Listed, NewClip, Place, Result, Retry, Waiting, part_id
 from worldmodel.flow.catalog.schema import (
-    attempt,
     band,
     clip,
     identity,
@@ -86,6 +85,9 @@ class Catalog(Columns):
         if self._last_chain(db) != self.chain.key:
             # The states of clips are a cache of their results under one chain. They are computed from the
             # results alone, whatever they were: so a stage that comes back finds what it made before.
+            # Failures of a stage say nothing of another one that has its name.
+            failed = sa.or_(clip.c.attempts > 0, clip.c.reason.is_not(None))
+            db.execute(sa.update(clip).where(failed).values(attempts=0, reason=None))
             place: Place | None = BEGINNING
             while place is not None:
                 place = self._restate(db, place)
@@ -195,11 +197,8 @@ class Catalog(Columns):
         self, db: Connection, state: str, after: Place, count: int, up_to: Place | None = None
     ) -> list[Waiting]:
         """Return the next clips in one state, in the order of the catalog."""
-        query = sa.select(clip.c.id, clip.c.ordinal, clip.c.sub).where(clip.c.state == state, _after(after))
-        if up_to is not None:
-            query = query.where(sa.not_(_after(up_to)))
-        rows = db.execute(query.order_by(clip.c.ordinal, clip.c.sub).limit(count))
-        return [Waiting(row.id, (row.ordinal, row.sub), state) for row in rows]
+        before = [] if up_to is None else [sa.not_(_after(up_to))]
+        return _clips(db, clip.c.state == state, _after(after), *before, count=count)
 
     @reads
     def in_flight(self, db: Connection, up_to: Place | None = None) -> int:
@@ -217,13 +216,7 @@ class Catalog(Columns):
     @reads
     def after(self, db: Connection, place: Place, count: int) -> list[Waiting]:
         """Return the next clips in the order of the catalog, whatever their state."""
-        query = (
-            sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.state)
-            .where(_after(place))
-            .order_by(clip.c.ordinal, clip.c.sub)
-            .limit(count)
-        )
-        return [Waiting(row.id, (row.ordinal, row.sub), row.state) for row in db.execute(query)]
+        return _clips(db, _after(place), count=count)
 
     # ---- results ------------------------------------------------------------------------------------
 
@@ -238,14 +231,11 @@ class Catalog(Columns):
     @writes
     def attempt(self, db: Connection, stage: str, name: str) -> tuple[int, str | None]:
         """Count a further attempt at a clip; return its number, from 2, and why the last one failed."""
-        row = {"clip": name, "stage": stage, "key": self.chain.link(stage).key, "number": 2}
-        keys = [attempt.c.clip, attempt.c.stage, attempt.c.key]
-        statement = insert(db, attempt).values(row)
-        counted = statement.on_conflict_do_update(
-            index_elements=keys, set_={"number": attempt.c.number + 1}
-        ).returning(attempt.c.number, attempt.c.reason)
-        found = db.execute(counted).one()
-        return found.number, found.reason
+        which = sa.update(clip).where(clip.c.id == name, clip.c.state == stage)
+        counted = which.values(attempts=clip.c.attempts + 1).returning(clip.c.attempts, clip.c.reason)
+        found = db.execute(counted).first()
+        # A clip that another worker has moved on meanwhile is done again in vain: the first result counts.
+        return (1, None) if found is None else (found.attempts + 1, found.reason)
 
     @writes
     def record(
@@ -268,13 +258,10 @@ class Catalog(Columns):
         added = sum(self._divide(db, stage, result) for result in fresh if result.state == "done")
         self._move(db, stage, {result.clip: result.state for result in fresh})
         for name, each in retry.items():
-            row = {"clip": name, "stage": stage, "key": key, "number": 1, "reason": each.reason}
-            keys = [attempt.c.clip, attempt.c.stage, attempt.c.key]
-            statement = insert(db, attempt).values(row)
-            db.execute(statement.on_conflict_do_update(index_elements=keys, set_={"reason": each.reason}))
             mine = sa.or_(clip.c.holder.is_(None), clip.c.holder == self.owner)
             due = {"holder": None, "delayed_since": now(db), "delayed_until": now(db) + each.after_s}
-            db.execute(sa.update(clip).where(clip.c.id == name, clip.c.state == stage, mine).values(due))
+            again = sa.update(clip).where(clip.c.id == name, clip.c.state == stage, mine)
+            db.execute(again.values(**due, reason=each.reason))
         counts = {kind: sum(each.state == kind for each in fresh) for kind in ("done", "dropped", "dead")}
         self._count(db, stage, key, {**counts, "retried": len(retry), "added": added}, seconds)
 
@@ -295,6 +282,7 @@ class Catalog(Columns):
         after = SPLIT if self.chain.link(stage).stage.expands else self.chain.after(stage)
         for kind, state in (("done", after), ("dropped", DROPPED), ("dead", DEAD)):
             ids = [name for name, each in results.items() if each == kind]
+            # Only from this stage: a result that comes late must not move back a clip that others moved on.
             changed = sa.update(clip).where(clip.c.id.in_(ids), clip.c.state == stage)
             db.execute(changed.values(_moved(state)))
 
@@ -312,6 +300,9 @@ class Catalog(Columns):
         self, db: Connection, stage: str, key: str, results: Sequence[Result], each_s: float
     ) -> list[Result]:
         """Add results and return the new ones."""
+        # The primary key (clip, stage, key) decides which of two workers was first, in the database and so
+        # for all machines: the insert of the second one changes nothing and returns no row. Asking before
+        # the insert whether there is a result would leave a gap between the two.
         now, new = time.time(), set()
         rows = [
             {
@@ -335,6 +326,9 @@ class Catalog(Columns):
         """Add the parts of a clip; those that an earlier version of the stage made keep their results."""
         if not self.chain.link(stage).stage.expands:
             return 0
+        # In the transaction that records the result of the whole: there is never a divided clip without its
+        # parts, whenever a worker is killed, and the ids of parts follow from their times, so that a division
+        # that runs again gives the same clips.
         whole = db.execute(sa.select(clip).where(clip.c.id == result.clip)).mappings().one()
         ids = [part_id(result.clip, *part) for part in result.parts]
         # Parts of a former version that the present one makes, too, have the same id and keep their results;
@@ -365,10 +359,7 @@ class Catalog(Columns):
     @reads
     def parts(self, db: Connection, clips: Sequence[str]) -> list[Waiting]:
         """Return the parts of divided clips that wait for a stage."""
-        query = sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.state).where(
-            clip.c.parent.in_(clips), clip.c.state.in_(self.chain.names)
-        )
-        return [Waiting(row.id, (row.ordinal, row.sub), row.state) for row in db.execute(query)]
+        return _clips(db, clip.c.parent.in_(clips), clip.c.state.in_(self.chain.names))
 
     # ---- the log ------------------------------------------------------------------------------------
 
@@ -409,6 +400,8 @@ class Catalog(Columns):
             "num_bytes": index["num_bytes"], "last_ordinal": up_to[0], "last_sub": up_to[1],
             "index": dict(index), "sealed_at": time.time(),
         }  # fmt: skip
+        # Several packers may have written files of this number. The primary key chooses one of them, and
+        # its clips are packed in the same transaction, so that none is in two segments or in none.
         statement = insert(db, segment).values(row).on_conflict_do_nothing()
         if not db.execute(statement.returning(segment.c.number)).all():
             # Another packer was first. The name holds a digest of the content: it may have packed the same.
@@ -434,7 +427,6 @@ class Catalog(Columns):
             which = (outcome.c.stage == link.name, outcome.c.key == link.key, outcome.c.state == DEAD)
             ids = [row.clip for row in db.execute(sa.select(outcome.c.clip).where(*which))]
             db.execute(sa.delete(outcome).where(*which))
-            db.execute(sa.delete(attempt).where(attempt.c.stage == link.name, attempt.c.key == link.key))
             for part in _parts(ids):
                 changed = sa.update(clip).where(clip.c.id.in_(part), clip.c.state == DEAD)
                 db.execute(changed.values(_moved(link.name)))
@@ -463,7 +455,15 @@ class Catalog(Columns):
 
 def _moved(state: str) -> dict[str, Any]:
     """Return the columns of a clip that comes to a state: whatever was claimed, this claim has ended."""
-    return {"state": state, "holder": None, "delivery": 0, "delayed_since": None, "delayed_until": None}
+    ended = {"holder": None, "delivery": 0, "delayed_since": None, "delayed_until": None}
+    return {"state": state, "attempts": 0, "reason": None, **ended}
+
+
+def _clips(db: Connection, *where: "sa.ColumnElement[bool]", count: int | None = None) -> list[Waiting]:
+    """Return the clips of which some conditions hold, in the order of the catalog."""
+    query = sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.state).where(*where)
+    rows = db.execute(query.order_by(clip.c.ordinal, clip.c.sub).limit(count))
+    return [Waiting(row.id, (row.ordinal, row.sub), row.state) for row in rows]
 
 
 def _after(place: Place) -> sa.ColumnElement[bool]:

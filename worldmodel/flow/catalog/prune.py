@@ -14,7 +14,7 @@ from worldmodel.database import reads, writes
 from worldmodel.flow.buffer.base import UNUSED_S, Buffer
 from worldmodel.flow.catalog.catalog import Catalog
 from worldmodel.flow.catalog.chain import LISTED, PACK
-from worldmodel.flow.catalog.schema import attempt, outcome, tally
+from worldmodel.flow.catalog.schema import outcome, tally
 from worldmodel.flow.errors import FlowError
 
 BATCH = 10_000
@@ -86,6 +86,5 @@ class Pruner:
         which = (outcome.c.stage == stage, outcome.c.key == key)
         some = [row.clip for row in db.execute(sa.select(outcome.c.clip).where(*which).limit(BATCH))]
         db.execute(sa.delete(outcome).where(*which, outcome.c.clip.in_(some)))
-        for table in (attempt, tally):
-            db.execute(sa.delete(table).where(table.c.stage == stage, table.c.key == key))
+        db.execute(sa.delete(tally).where(tally.c.stage == stage, tally.c.key == key))
         return bool(some)

@@ -48,6 +48,10 @@ clip = Table(
     # The worker that works on it in this stage, and how many have; see claims.py.
     Column("holder", String(128)),
     Column("delivery", Integer, nullable=False, default=0),
+    # Further attempts in this stage, each of the clip alone (the first one was made in a batch), and why the
+    # last one failed.
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("reason", Text),
     # Set while it waits for another attempt, in seconds since 1970 of the database's clock.
     Column("delayed_since", Double),
     Column("delayed_until", Double),
@@ -73,16 +77,6 @@ outcome = Table(
     Column("seconds", Float, nullable=False, default=0.0),
     Column("finished_at", Float, nullable=False),
     Index("outcome_state", "stage", "key", "state", "finished_at"),
-)
-
-attempt = Table(  # further attempts at clips, each alone: the first one was made in a batch
-    "attempt",
-    metadata,
-    Column("clip", String(64), primary_key=True),
-    Column("stage", String(64), primary_key=True),
-    Column("key", String(64), primary_key=True),
-    Column("number", Integer, nullable=False),
-    Column("reason", Text),  # of the last failure
 )
 
 tally = Table(  # sums of outcomes, one row per worker: counting ten million rows takes seconds

@@ -89,7 +89,7 @@ class Log:
                     "`worldmodel flow status` for the stage that holds it up, or raise data.timeout_s."
                 )
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 1.0 if self.storage.remote is not None else 4 * POLL_S)
+            pause_s = min(2 * pause_s, 1.0 if self.storage.is_remote else 4 * POLL_S)
         return True
 
     def _segment(self, number: int) -> tuple[ClipFiles, ...]:

@@ -83,8 +83,7 @@ class FlowSource:
             return clip
         if "video" not in parts:
             raise InputError("it has no image")
-        values = (track.during(0, 0, 1) for track in (clip.text, clip.question, clip.answer))
-        return Still(clip.name, parts["video"], self.reader.rounds, *values)
+        return Still.of(clip, parts["video"])
 
     def _tasks(self) -> tuple[str, ...]:
         """Return the tasks that clips with the columns of the first one are good for."""

@@ -14,7 +14,7 @@ from worldmodel.database import reads
 from worldmodel.errors import InputError
 from worldmodel.flow.catalog.catalog import Catalog
 from worldmodel.flow.catalog.chain import DEAD, DROPPED, PACK, Chain
-from worldmodel.flow.catalog.schema import attempt, clip, lease, listing, outcome, run, segment, tally
+from worldmodel.flow.catalog.schema import clip, lease, listing, outcome, run, segment, tally
 from worldmodel.leases import is_live
 
 WINDOW_S = 60.0
@@ -194,13 +194,9 @@ class StatusReader:
     @reads
     def retried(self, db: Connection, stage: str, limit: int = 3) -> list[tuple[str, str]]:
         """Return some clips that wait for another attempt, and why the last one failed."""
-        query = (
-            sa.select(attempt.c.clip, attempt.c.reason)
-            .join(clip, clip.c.id == attempt.c.clip)
-            .where(attempt.c.stage == stage, attempt.c.key == self._key(stage), clip.c.state == stage)
-            .limit(limit)
-        )
-        return [(row.clip, row.reason or "") for row in db.execute(query)]
+        self._key(stage)  # or there is none
+        query = sa.select(clip.c.id, clip.c.reason).where(clip.c.state == stage, clip.c.reason.is_not(None))
+        return [(row.id, row.reason) for row in db.execute(query.limit(limit))]
 
     def _key(self, stage: str) -> str:
         chain = self.catalog.chain

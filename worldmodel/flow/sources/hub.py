@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
-from worldmodel.data.huggingface import TEXT_NAMES, VIDEO_NAMES
-from worldmodel.errors import ConfigError, pip_install
+from worldmodel.data.huggingface import TEXT_NAMES, VIDEO_NAMES, open_stream
+from worldmodel.errors import ConfigError
 from worldmodel.flow.catalog.records import NewClip
 from worldmodel.flow.sources.rows import ADDRESSES, ClipRows
 
@@ -41,8 +41,9 @@ class HubListing:
         self, name: str, config: FlowSourceConfig, first: int, bookmark: dict[str, Any] | None
     ) -> None:
         self.path, self.key, self.number = config.path, f"sources.{name}", first
-        dataset, columns = self._open(config)
-        named = {**_usual(dataset.features or dict.fromkeys(columns), config), **config.columns}
+        dataset, features = open_stream(self.key, config.path, config.split)
+        columns = list(features)
+        named = {**_usual(features, config), **config.columns}
         root = config.root or os.path.abspath(os.path.expanduser(config.path))
         origin = f"{config.path}/{config.split}"
         self.rows = ClipRows(name, replace(config, columns=named), columns, root, origin)
@@ -68,7 +69,10 @@ class HubListing:
         except StopIteration:
             raise
         except Exception as error:  # every format raises types of its own
-            raise self._error(f"cannot be read from row {self.number + 1} on", error) from None
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"{self.key}.path {self.path!r} cannot be read from row {self.number + 1} on: {reason}"
+            ) from None
         clips = self.rows.clips(row, self.number)
         self.number += 1
         return clips
@@ -79,24 +83,6 @@ class HubListing:
             return json.loads(json.dumps(self.dataset.state_dict()))
         except (AttributeError, TypeError):
             return None
-
-    def _open(self, config: FlowSourceConfig) -> tuple[Any, list[str]]:
-        """Return the stream and its columns."""
-        try:
-            import datasets
-        except ImportError:
-            raise ConfigError(f"{self.key} requires datasets: {pip_install('data')}.") from None
-        try:
-            dataset = datasets.load_dataset(config.path, split=config.split, streaming=True)
-            if dataset.features is not None:  # columns of text have none to decode
-                dataset = dataset.decode(False)
-            return dataset, list(dataset.features or next(iter(dataset)))
-        except Exception as error:  # missing, private, offline and damaged data sets raise many types
-            raise self._error("cannot be opened", error) from None
-
-    def _error(self, what: str, error: Exception) -> ConfigError:
-        reason = " ".join(str(error).split()) or "it has no rows"
-        return ConfigError(f"{self.key}.path {self.path!r} {what}: {reason}")
 
 
 def _usual(features: Mapping[str, Any], config: FlowSourceConfig) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The stages that come with the package, found by name."""
 
-from importlib import import_module
-
+from worldmodel.config.imports import import_object
 from worldmodel.errors import ConfigError
 from worldmodel.flow.stages.base import Stage
 
@@ -39,10 +38,7 @@ def load_attribute(path: str) -> object:
     Raises:
         ConfigError: the module or the attribute does not exist.
     """
-    module, _, attribute = path.partition(":")
     try:
-        return getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise ConfigError(f"The module of {path!r} cannot be imported: {error}.") from None
-    except (AttributeError, ValueError):
-        raise ConfigError(f"{path!r} does not exist; write module:function.") from None
+        return import_object(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path!r} cannot be imported ({error}); write module:function.") from None

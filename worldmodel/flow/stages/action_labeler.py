@@ -11,11 +11,11 @@ import torch
 from worldmodel.actions.words import understand
 from worldmodel.config import SourceConfig
 from worldmodel.episodes import WHAT_HAPPENED
-from worldmodel.errors import ConfigError, InputError
+from worldmodel.errors import ConfigError
 from worldmodel.flow.catalog.clips import ClipReader
-from worldmodel.flow.stages.base import DROP
-from worldmodel.flow.stages.models import load_parts
-from worldmodel.flow.stages.rows import Row
+from worldmodel.flow.stages.base import CLIP
+from worldmodel.flow.stages.models import load_parts, read_clip
+from worldmodel.flow.stages.rows import Row, each_row
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.vision.adapter import Observation
@@ -25,13 +25,7 @@ class ActionLabeler:
     """Runs the stage; for the settings and errors see `LabelActions`."""
 
     def __init__(
-        self,
-        *,
-        model: str,
-        columns: Mapping[str, str] | None,
-        max_frames: int,
-        max_rows: int,
-        device: str,
+        self, model: str, columns: Mapping[str, str] | None, max_frames: int, max_rows: int, device: str
     ) -> None:
         self.model = load_parts(model, device, lambda each: (each.codec, each.vision, each.backbone))
         self.encoder = RoundEncoder.of(self.model)
@@ -48,32 +42,25 @@ class ActionLabeler:
 
     def __call__(self, batch: pa.RecordBatch) -> list[Row]:
         """Label a batch; clips shorter than a round are dropped."""
-        rows: list[Row] = []
-        clips: dict[int, np.ndarray] = {}
-        for index, columns in enumerate(batch.to_pylist()):
-            try:
-                video = columns.pop("video")
-                if video is None:
-                    raise InputError("the clip has no video")
-                clip = self.reader.clip(columns["clip"], columns, {"video": video})
-                if not clip.has_actions:
-                    clips[index] = clip.read_rounds(self.max_rounds)
-                rows.append({})
-            except InputError as error:
-                rows.append({DROP: str(error)})
-        rounds = [
-            (index, frames[first : first + 1 + self.chunk])
-            for index, frames in clips.items()
-            for first in range(0, len(frames) - 1, self.chunk)
-        ]
-        labels: dict[int, list[dict[str, Any]]] = {}
+        rounds: list[tuple[str, np.ndarray]] = []
+
+        def read(columns: Row) -> Row:
+            clip = read_clip(self.reader, columns)
+            if not clip.has_actions:
+                frames = clip.read_rounds(self.max_rounds)
+                for first in range(0, len(frames) - 1, self.chunk):
+                    rounds.append((columns[CLIP], frames[first : first + 1 + self.chunk]))
+            return {}
+
+        rows = dict(zip(batch.column(CLIP).to_pylist(), each_row(batch, read), strict=True))
+        labels: dict[str, list[dict[str, Any]]] = {}
         for first in range(0, len(rounds), self.max_rows):
-            indices, frames = zip(*rounds[first : first + self.max_rows], strict=True)
-            for index, text in zip(indices, self.label(np.stack(frames)), strict=True):
-                labels.setdefault(index, []).append(understand(text, self.model.config.action).as_dict())
-        for index, actions in labels.items():
-            rows[index]["actions"] = json.dumps(actions)
-        return rows
+            names, frames = zip(*rounds[first : first + self.max_rows], strict=True)
+            for name, text in zip(names, self.label(np.stack(frames)), strict=True):
+                labels.setdefault(name, []).append(understand(text, self.model.config.action).as_dict())
+        for name, actions in labels.items():
+            rows[name]["actions"] = json.dumps(actions)
+        return list(rows.values())
 
     @torch.no_grad()
     def label(self, frames: np.ndarray) -> list[str]:

@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +46,8 @@ class Stage:
         version: changed by its author whenever its results change.
         inputs: columns that it reads, of clips or of earlier stages.
         outputs: columns that it adds; binary ones are stored in the buffer, others in the catalog.
-        make: returns the function; called once in each worker with the settings.
+        make: a function of a batch and the settings, or a class, which is made once in each worker with the
+            settings and called with batches.
         settings: keyword arguments of `make`.
         uncounted: settings that do not change results, such as timeouts.
         batch_size: clips per call.
@@ -61,7 +63,7 @@ class Stage:
     version: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    make: Callable[..., Function] = field(repr=False)
+    make: Callable[..., Any] = field(repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict)
     uncounted: tuple[str, ...] = ()
     resources: Resources = Resources()
@@ -92,7 +94,9 @@ class Stage:
         Raises:
             ConfigError: one is unknown or missing.
         """
-        accepted = inspect.signature(self.make).parameters
+        accepted = dict(inspect.signature(self.make).parameters)
+        if not inspect.isclass(self.make):
+            accepted.pop(next(iter(accepted)))  # the batch
         known = ", ".join(accepted) or "none"
         for name in self.settings:
             if name not in accepted:
@@ -107,7 +111,9 @@ class Stage:
         Raises:
             ConfigError: a setting is wrong.
         """
-        function = self.make(**self.settings)
+        function: Any = partial(self.make, **self.settings)
+        if inspect.isclass(self.make):
+            function = function()
         return lambda batch: self.checked(batch, function(batch))
 
     def checked(self, batch: pa.RecordBatch, result: Any) -> pa.RecordBatch:
@@ -189,24 +195,10 @@ def stage(
     """
 
     def decorate(made: Callable[..., Any]) -> Stage:
-        make: Any = made if inspect.isclass(made) else Bound(made)
         return Stage(
-            name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), make,
+            name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), made,
             uncounted=tuple(uncounted), resources=resources, batch_size=batch_size, timeout_s=timeout_s,
             expands=expands, weights=weights,
         )  # fmt: skip
 
     return decorate
-
-
-class Bound:
-    """Binds the settings of a function that takes a batch first."""
-
-    def __init__(self, function: Callable[..., pa.RecordBatch]) -> None:
-        self.function = function
-        settings = list(inspect.signature(function).parameters.values())[1:]
-        self.__signature__ = inspect.Signature(settings)
-
-    def __call__(self, **settings: Any) -> Function:
-        """Return the function of a batch alone."""
-        return lambda batch: self.function(batch, **settings)

@@ -58,15 +58,7 @@ class Encode:
     ) -> None:
         from worldmodel.flow.stages.encoder import Encoder  # imports torch, which other workers need not
 
-        self.run = Encoder(
-            model=model,
-            tasks=tasks,
-            texts=texts,
-            dtype=dtype,
-            columns=columns,
-            max_frames=max_frames,
-            device=device,
-        )
+        self.run = Encoder(model, tasks, texts, dtype, columns, max_frames, device)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Encode a batch."""

@@ -1,7 +1,6 @@
 """The models behind the stage `encode`: the codec and the text encoder."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 from worldmodel.config import SourceConfig
 from worldmodel.data.clips import Clip
 from worldmodel.data.latents import TEXT
-from worldmodel.errors import ConfigError, InputError
+from worldmodel.errors import ConfigError
 from worldmodel.flow.catalog.clips import ClipReader
-from worldmodel.flow.stages.base import DROP
-from worldmodel.flow.stages.models import load_parts
-from worldmodel.flow.stages.rows import Row
+from worldmodel.flow.stages.base import CLIP
+from worldmodel.flow.stages.models import load_parts, read_clip
+from worldmodel.flow.stages.rows import Row, each_row
 from worldmodel.media.tensors import to_tensor
 from worldmodel.models.rounds import RoundEncoder
 from worldmodel.models.world_model import WorldModel
@@ -29,16 +28,9 @@ class Encoder:
     """Runs the stage; for the settings and errors see `Encode`."""
 
     def __init__(
-        self,
-        *,
-        model: str,
-        tasks: Sequence[str],
-        texts: bool,
-        dtype: Literal["bfloat16", "float16", "float32"],
-        columns: Mapping[str, str] | None,
-        max_frames: int,
-        device: str,
-    ) -> None:
+        self, model: str, tasks: Sequence[str], texts: bool, dtype: str,
+        columns: Mapping[str, str] | None, max_frames: int, device: str,
+    ) -> None:  # fmt: skip
         if strange := sorted(set(tasks) - set(TASKS)):
             raise ConfigError(f"tasks of the stage encode has {strange[0]!r}; use {', '.join(TASKS)}.")
         if dtype not in DTYPES:
@@ -67,25 +59,20 @@ class Encoder:
     @torch.no_grad()
     def __call__(self, batch: pa.RecordBatch) -> list[Row]:
         """Encode a batch, clips of equal length together; clips shorter than a round are dropped."""
-        rows: list[Row] = []
-        clips: dict[int, np.ndarray] = {}
-        for index, columns in enumerate(batch.to_pylist()):
-            try:
-                video = columns.pop("video")
-                if video is None:
-                    raise InputError("the clip has no video")
-                clip = self.reader.clip(columns["clip"], columns, {"video": video})
-                clips[index] = clip.read_rounds(self.max_rounds)
-                rounds = len(clips[index]) // self.config.chunk_frames
-                rows.append({"text_states": self.text_states(clip, rounds)})
-            except InputError as error:
-                rows.append({DROP: str(error)})
+        clips: dict[str, np.ndarray] = {}
+
+        def read(columns: Row) -> Row:
+            clip = read_clip(self.reader, columns)
+            frames = clips[columns[CLIP]] = clip.read_rounds(self.max_rounds)
+            return {"text_states": self.text_states(clip, len(frames) // self.config.chunk_frames)}
+
+        rows = dict(zip(batch.column(CLIP).to_pylist(), each_row(batch, read), strict=True))
         for length in sorted({len(frames) for frames in clips.values()}):
-            chosen = [index for index, frames in clips.items() if len(frames) == length]
-            made = self.latents([clips[index] for index in chosen])
-            for row, index in enumerate(chosen):
-                rows[index]["latents"] = save({name: self._stored(x[row]) for name, x in made.items()})
-        return rows
+            chosen = [name for name, frames in clips.items() if len(frames) == length]
+            made = self.latents([clips[name] for name in chosen])
+            for index, name in enumerate(chosen):
+                rows[name]["latents"] = save({part: self._stored(x[index]) for part, x in made.items()})
+        return list(rows.values())
 
     def latents(self, clips: Sequence[np.ndarray]) -> dict[str, Tensor]:
         """Encode clips of equal length."""

@@ -15,15 +15,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from worldmodel.errors import ConfigError
-from worldmodel.flow.download import (
-    Client,
-    Download,
-    DownloadError,
-    DownloadLimits,
-    parse_address,
-    read_storage,
-)
-from worldmodel.flow.download.address import HTTP
+from worldmodel.flow.download.address import HTTP, DownloadError, parse_address
+from worldmodel.flow.download.http import Client, Download, DownloadLimits
+from worldmodel.flow.download.storage import read_storage
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.stages.base import DROP, RETRY, RETRY_AFTER, Resources, stage
 from worldmodel.flow.stages.rows import Row, result_of

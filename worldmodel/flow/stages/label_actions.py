@@ -53,9 +53,7 @@ class LabelActions:
         # It imports torch, which other workers need not.
         from worldmodel.flow.stages.action_labeler import ActionLabeler
 
-        self.run = ActionLabeler(
-            model=model, columns=columns, max_frames=max_frames, max_rows=max_rows, device=device
-        )
+        self.run = ActionLabeler(model, columns, max_frames, max_rows, device)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Label a batch."""

@@ -1,10 +1,15 @@
-"""Parts of models for stages; the other parts stay in their files."""
+"""What stages that run a model share: its parts, without those that stay in their files, and its clips."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from worldmodel.data.clips import Clip
+from worldmodel.errors import InputError
+from worldmodel.flow.catalog.clips import ClipReader
+from worldmodel.flow.stages.base import CLIP
+from worldmodel.flow.stages.rows import Row
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
 
@@ -31,3 +36,15 @@ def load_parts(name: str, device: str, parts: Callable[[WorldModel], Iterable[nn
     for parameter in model.parameters(recurse=False):
         parameter.data = parameter.data.to(place)
     return model.requires_grad_(False)
+
+
+def read_clip(reader: ClipReader, columns: Row) -> Clip:
+    """Return the clip of a row of a batch.
+
+    Raises:
+        InputError: it has no video, or a column that cannot be read.
+    """
+    if columns["video"] is None:
+        raise InputError("the clip has no video")
+    files = {"video": columns.pop("video")}
+    return reader.clip(columns[CLIP], columns, files)

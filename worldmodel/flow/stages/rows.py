@@ -12,6 +12,11 @@ Row = dict[str, Any]
 
 
 def each_clip(batch: pa.RecordBatch, outputs: pa.Schema, function: Callable[[Row], Row]) -> pa.RecordBatch:
+    """Return the result of a stage that calls `each_row`."""
+    return result_of(batch, outputs, each_row(batch, function))
+
+
+def each_row(batch: pa.RecordBatch, function: Callable[[Row], Row]) -> list[Row]:
     """Call a function with every row of a batch; an `InputError` is the verdict that its clip is dropped."""
 
     def row(clip: Row) -> Row:
@@ -20,7 +25,7 @@ def each_clip(batch: pa.RecordBatch, outputs: pa.Schema, function: Callable[[Row
         except InputError as error:
             return {DROP: str(error)}
 
-    return result_of(batch, outputs, [row(clip) for clip in batch.to_pylist()])
+    return [row(clip) for clip in batch.to_pylist()]
 
 
 def result_of(batch: pa.RecordBatch, outputs: pa.Schema, rows: list[Row]) -> pa.RecordBatch:

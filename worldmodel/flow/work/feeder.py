@@ -35,8 +35,8 @@ back behind the ordinal that was reached, and a topic may have lost some."""
 LOG = logging.getLogger(__name__)
 
 
-class Lister:
-    """Lists the clips of the sources in the catalog; several may, each goes on where the last one was.
+class Feeder:
+    """Lists and admits clips. One per catalog is enough; several do no harm: each goes on where the last was.
 
     Args:
         config: the flow.
@@ -64,11 +64,32 @@ class Lister:
         """Rows of each source that gave no clip of their own."""
         self.again: set[str] = set()
         """Sources whose listed rows are listed again."""
+        self.topics = open_topics(config, catalog.chain)
+        self.ordinal, self.began = -1, time.monotonic()
+        """Clips up to the ordinal are admitted, since a time."""
 
     @property
     def all_listed(self) -> bool:
         """Whether the catalog has all clips of the sources."""
         return all(finished for _, finished in self.listed.values())
+
+    def feed(self) -> bool:
+        """Admit clips up to the limit, listing more where they run out; return whether any were new."""
+        if time.monotonic() - self.began > AGAIN_S:
+            self.ordinal, self.began = -1, time.monotonic()
+        place = (self.ordinal, LAST_SUB)
+        room = self.config.max_in_flight - self.catalog.in_flight(up_to=place)
+        if room <= 0:
+            return False
+        # Clips behind the ordinal, which wait as well, are not admitted: a chain that was changed puts all
+        # clips of a catalog back, and its first stage would run ahead of all others.
+        found = self.catalog.waiting(place, room)
+        if found:
+            self.ordinal = found[-1].place[0]
+            self.catalog.admit(self.ordinal)
+            for state, topic in self.topics.items():
+                topic.announce([each.id for each in found if each.state == state])
+        return self.list_next() if len(found) < room else bool(found)
 
     def list_next(self) -> bool:
         """List the next rows of the source of which the fewest are listed; return whether there was one."""
@@ -121,7 +142,9 @@ class Lister:
         ]
 
     def close(self) -> None:
-        """Close the sources."""
+        """Close the topics and the sources."""
+        for topic in self.topics.values():
+            topic.close()
         for name in list(self.open):
             self._close(name)
             self._report(name)
@@ -142,43 +165,3 @@ def _take(rows: Iterator[list[NewClip]], count: int) -> tuple[list[list[NewClip]
         taken.append(clips)
         num_bytes += len(clips[0].content or b"") if clips else 0
     return taken, False
-
-
-class Feeder(Lister):
-    """Lists and admits clips. One per catalog is enough; several do no harm.
-
-    Args:
-        config: the flow.
-        catalog: an open catalog.
-    """
-
-    def __init__(self, config: FlowConfig, catalog: Catalog) -> None:
-        super().__init__(config, catalog)
-        self.topics = open_topics(config, catalog.chain)
-        self.ordinal = -1
-        """Clips up to it are admitted."""
-        self.began = time.monotonic()
-
-    def feed(self) -> bool:
-        """Admit clips up to the limit, listing more where they run out; return whether any were new."""
-        if time.monotonic() - self.began > AGAIN_S:
-            self.ordinal, self.began = -1, time.monotonic()
-        place = (self.ordinal, LAST_SUB)
-        room = self.config.max_in_flight - self.catalog.in_flight(up_to=place)
-        if room <= 0:
-            return False
-        # Clips behind the ordinal, which wait as well, are not admitted: a chain that was changed puts all
-        # clips of a catalog back, and its first stage would run ahead of all others.
-        found = self.catalog.waiting(place, room)
-        if found:
-            self.ordinal = found[-1].place[0]
-            self.catalog.admit(self.ordinal)
-            for state, topic in self.topics.items():
-                topic.announce([each.id for each in found if each.state == state])
-        return self.list_next() if len(found) < room else bool(found)
-
-    def close(self) -> None:
-        """Close the topics and the sources."""
-        for topic in self.topics.values():
-            topic.close()
-        super().close()

@@ -3,9 +3,12 @@
 An executor decides where they run: in processes, in threads, or on the machines of a cluster.
 """
 
+import faulthandler
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from worldmodel.config.flow import FlowConfig
@@ -14,7 +17,6 @@ from worldmodel.flow.catalog.chain import Chain
 from worldmodel.flow.catalog.claims import Claims
 from worldmodel.flow.catalog.records import Claim
 from worldmodel.flow.log.pack import Packer
-from worldmodel.flow.work.attempts import groups
 from worldmodel.flow.work.feeder import Feeder
 from worldmodel.flow.work.topics import Topic, open_topics
 from worldmodel.flow.work.work import Work
@@ -54,54 +56,114 @@ def run_stage(config: FlowConfig, name: str, stop: threading.Event, report: Repo
         WorldModelError: the catalog, the buffer or a topic cannot be used, or the stage is at fault.
     """
     work = Work(config, name, owner)
-    size, following = work.link.stage.batch_size, work.chain.after(name)
-    topics: Mapping[str, Topic] = {}
     try:
-        claims = Claims(work.catalog, name, config.lease_s)
-        topics = open_topics(config, work.chain, (name, following))
-        incoming = Incoming(claims, topics.get(name))
-        with claims.kept():
+        with StageWorker.claiming(work) as worker:
             while not stop.is_set():
-                for some in groups(incoming.next(size), lambda claim: claim.delivery, size):
-                    report(BUSY)
-                    outcome = work.process([claim.clip for claim in some], some[0].delivery)
-                    if following in topics and outcome.done:
-                        topics[following].announce(_onward(work, outcome.done))
-                    report(IDLE)
+                worker.next(report, WAIT_S)
     finally:
-        for topic in topics.values():
-            topic.close()
         work.close()
 
 
-class Incoming:
-    """The next clips of a worker: the first ones of the catalog, or those that a topic names.
+def run_waiting(stages: Sequence[Work], owner: str, idle_s: float) -> None:
+    """Run all stages in turn until none had a clip for some seconds; a batch that hangs ends the process.
 
     Args:
-        claims: the worker's.
-        topic: what names clips; None if there is none.
+        stages: the stages in their order.
+        owner: name of the worker in its claims. One that goes on under the name of a worker that has ended
+            gets what that one had claimed at once, each clip alone.
+        idle_s: how long it looks for clips in vain.
+
+    Raises:
+        WorldModelError: as `run_stage`.
+    """
+    with ExitStack() as stack:
+        workers = []
+        for index, work in enumerate(stages):
+            work.catalog.owner = f"{owner}-{index}"
+            workers.append(stack.enter_context(StageWorker.claiming(work)))
+        last = time.monotonic()
+        while time.monotonic() - last < idle_s:
+            for worker in workers:
+                while worker.next(ends_hanging(worker.work.link.stage.timeout_s), 0.0):
+                    last = time.monotonic()
+            time.sleep(IDLE_S)
+
+
+def ends_hanging(timeout_s: float) -> Report:
+    """Return a report that ends the process if a batch takes too long.
+
+    A batch that hangs may hold the GIL, so no thread of Python could end it.
     """
 
-    def __init__(self, claims: Claims, topic: Topic | None) -> None:
-        self.claims, self.topic = claims, topic
-        self.looked = float("-inf")
+    def report(state: str) -> None:
+        if state == BUSY:
+            faulthandler.dump_traceback_later(timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        else:
+            faulthandler.cancel_dump_traceback_later()
 
-    def next(self, count: int) -> list[Claim]:
-        """Claim up to `count` clips; wait a little for the first one."""
-        if self.topic is None:
-            return self.claims.wait(count, WAIT_S)
+    return report
+
+
+class StageWorker:
+    """Runs a stage on the first clips of the catalog that wait for it, or on those that a topic names.
+
+    Args:
+        work: the stage.
+        claims: the worker's.
+        topics: those of the stage and of the one after it; none without a broker.
+    """
+
+    def __init__(self, work: Work, claims: Claims, topics: Mapping[str, Topic]) -> None:
+        self.work, self.claims, self.topics = work, claims, topics
+        self.looked = float("-inf")
+        """When the catalog last had nothing that the topic had not named."""
+
+    @classmethod
+    @contextmanager
+    def claiming(cls, work: Work) -> Iterator["StageWorker"]:
+        """Open the topics and hold the lease of the claims while the block runs."""
+        name = work.link.name
+        claims = Claims(work.catalog, name, work.config.lease_s)
+        topics = open_topics(work.config, work.chain, (name, work.chain.after(name)))
+        try:
+            with claims.kept():
+                yield cls(work, claims, topics)
+        finally:
+            for topic in topics.values():
+                topic.close()
+
+    def next(self, report: Report, wait_s: float) -> bool:
+        """Claim some clips and run the stage on them; return whether there were any within a time."""
+        size = self.work.link.stage.batch_size
+        claimed = self._claim(size, wait_s)
+        # A clip that was claimed before comes alone, so that one that ends workers takes no other with it.
+        new = [claim for claim in claimed if claim.delivery == 1]
+        again = [[claim] for claim in claimed if claim.delivery > 1]
+        for some in [new, *again] if new else again:
+            report(BUSY)
+            done = self.work.process([claim.clip for claim in some], some[0].delivery)
+            self._announce(done)
+            report(IDLE)
+        return bool(claimed)
+
+    def _claim(self, count: int, wait_s: float) -> list[Claim]:
+        topic = self.topics.get(self.work.link.name)
+        if topic is None:
+            return self.claims.wait(count, wait_s)
         if time.monotonic() > self.looked + LOOK_S:
             found = self.claims.claim(count)
             if not found:  # else there may be more, and the next call looks again
                 self.looked = time.monotonic()
             return found
-        named = self.topic.receive(count, WAIT_S)
+        named = topic.receive(count, wait_s)
         return self.claims.claim(count, named) if named else []
 
-
-def _onward(work: Work, done: Sequence[str]) -> Sequence[str]:
-    """Return what goes on to the next stage of the clips that are done: they themselves, or their parts."""
-    return [each.id for each in work.catalog.parts(done)] if work.link.stage.expands else done
+    def _announce(self, done: Sequence[str]) -> None:
+        """Tell the next stage what goes on to it: the clips that are done, or their parts."""
+        topic = self.topics.get(self.work.chain.after(self.work.link.name))
+        if topic is not None and done:
+            divided = self.work.link.stage.expands
+            topic.announce([each.id for each in self.work.catalog.parts(done)] if divided else done)
 
 
 def run_feed(config: FlowConfig, stop: threading.Event, report: Report) -> None:

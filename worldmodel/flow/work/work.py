@@ -4,7 +4,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -18,23 +17,12 @@ from worldmodel.flow.catalog.chain import Chain
 from worldmodel.flow.catalog.records import Result, Retry
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.stages.base import CLIP, DROP, PARENT, RETRY, RETRY_AFTER, is_binary
-from worldmodel.flow.text import storable, storable_json
-from worldmodel.flow.work.attempts import delay_s, max_endings
+from worldmodel.flow.text import storable
 
 MAX_REASON = 500
 """Characters of a reason or an error that are kept."""
-
-
-@dataclass
-class Outcome:
-    """Outcomes of clips."""
-
-    done: list[str] = field(default_factory=list)
-    """Clips that go on."""
-    ended: list[str] = field(default_factory=list)
-    """Clips that were dropped, or that are dead letters."""
-    retry: dict[str, float] = field(default_factory=dict)
-    """Clips to try again, and after how many seconds."""
+MAX_DELAY_S = 600.0
+"""The longest wait that a stage can ask for."""
 
 
 class Work:
@@ -62,12 +50,13 @@ class Work:
         """Close the connections."""
         self.catalog.close()
 
-    def process(self, clips: Sequence[str], delivery: int = 1) -> Outcome:
-        """Run the stage on clips that have no result yet, and record the results.
+    def process(self, clips: Sequence[str], delivery: int = 1) -> list[str]:
+        """Run the stage on clips that have no result yet, record the results, and return what goes on.
 
         Args:
-            clips: their ids; one if this is not their first delivery (see `attempts.groups`).
-            delivery: how often they have been delivered, from 1. They become dead letters after
+            clips: their ids; one if this is not their first delivery.
+            delivery: how often they have been delivered, from 1: a delivery is a clip that a worker claims,
+                and the worker may end before it begins with it. They become dead letters after
                 `max_attempts`.
 
         Raises:
@@ -75,14 +64,12 @@ class Work:
             FlowError: the buffer cannot be used, or the stage returns something else than its declaration
                 says.
         """
-        outcome = Outcome()
         # A clip may have a result already: of a worker that lost its lease, or of an earlier order of the
         # stages.
         known = self.catalog.done(self.link.name, clips)
         if known:
             self.catalog.pass_on(self.link.name, known)
-        for clip, state in known.items():
-            (outcome.done if state == "done" else outcome.ended).append(clip)
+        done = [clip for clip, state in known.items() if state == "done"]
         new = [clip for clip in clips if clip not in known]
         # First deliveries are not counted in the catalog: that spares a write for every batch. From the
         # second on, a clip comes alone, and is counted before it is begun, since it may be what ends the
@@ -90,15 +77,14 @@ class Work:
         attempt, reason = 1, None
         if new and delivery > 1:
             attempt, reason = self.catalog.attempt(self.link.name, new[0])
-        if attempt > max_endings(self.config):
+        # With one attempt at each clip, those of a batch whose worker ended have another alone.
+        if attempt > max(self.config.max_attempts, 2):
             reason = reason or f"its worker ended {attempt - 1} times while working on it"
             self.catalog.record(self.link.name, [Result(new[0], "dead", reason)])
-            outcome.ended += new
-        elif new:
-            self._process(new, delivery, attempt, outcome)
-        return outcome
+            return done
+        return done + self._process(new, delivery, attempt) if new else done
 
-    def _process(self, clips: Sequence[str], delivery: int, attempt: int, outcome: Outcome) -> None:
+    def _process(self, clips: Sequence[str], delivery: int, attempt: int) -> list[str]:
         began = time.monotonic()
         results, retry = self._results(clips)
         if attempt >= self.config.max_attempts:
@@ -109,9 +95,7 @@ class Work:
             for clip, each in retry.items()
         }
         self.catalog.record(self.link.name, results, time.monotonic() - began, due)
-        for result in results:
-            (outcome.done if result.state == "done" else outcome.ended).append(result.clip)
-        outcome.retry = {clip: each.after_s for clip, each in due.items()}
+        return [result.clip for result in results if result.state == "done"]
 
     def _results(self, clips: Sequence[str]) -> tuple[list[Result], dict[str, Retry]]:
         """Return the results of clips, and reasons to try some again; an error is narrowed to its clip."""
@@ -183,6 +167,11 @@ class Work:
         return read_columns(self.catalog, self.buffer, clips, self.link.stage.inputs, self.link.name)
 
 
+def delay_s(config: FlowConfig, delivery: int, asked_s: float = 0.0) -> float:
+    """Return the seconds between a failed delivery and the next one; a stage may ask for more."""
+    return max(config.retry_delay_s * 2 ** (delivery - 1), min(asked_s, MAX_DELAY_S))
+
+
 def read_columns(
     catalog: Catalog, buffer: Buffer, clips: Sequence[str], columns: Sequence[str], before: str
 ) -> pa.RecordBatch:
@@ -206,8 +195,6 @@ def _array(values: list[Any]) -> pa.Array:
         return pa.array(values, pa.large_binary())  # `binary` ends at 2 GiB a batch
     try:
         return pa.array(values)
-    except UnicodeEncodeError:  # of catalogs that were made before such texts were mended
-        return _array([storable_json(value) for value in values])
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # the last one for integers from 2^63 on
         return pa.array([None if value is None else json.dumps(value) for value in values], pa.string())
 

@@ -52,7 +52,7 @@ class LanceBuffer:
 
     def __init__(self, address: str) -> None:
         self.storage = Storage(address)
-        self.address = self.storage.address if self.storage.remote is not None else str(self.storage.folder)
+        self.address = self.storage.address if self.storage.is_remote else self.storage.root
         self.opened: dict[tuple[int, str], Any] = {}
 
     def write(self, stage: str, key: str, batch: pa.RecordBatch) -> list[str]:

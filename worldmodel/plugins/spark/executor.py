@@ -1,84 +1,67 @@
 """The executor that runs the stages with Spark: in the active session, or in one of its own.
 
-A stage has as many partitions as `workers`. GPUs and memory of stages are not reserved: set them for Spark.
+Spark has jobs with an end and no workers that stay. So its tasks claim clips from the catalog, as the workers
+of other executors do, take the stages in turn, and end when nothing waits; the driver lists, admits and packs
+in a thread, and starts jobs until all is packed. GPUs and memory of stages are not reserved: set them for
+Spark.
 """
 
+import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 
-import pyarrow as pa
-
+from worldmodel.config import build, to_dict
 from worldmodel.config.flow import FlowConfig
-from worldmodel.errors import ConfigError, pip_install
-from worldmodel.flow.catalog.chain import Chain
-from worldmodel.flow.work.attempts import max_endings
-from worldmodel.plugins.spark.rounds import Row, Task, remaining, run_rounds, run_task
+from worldmodel.errors import ConfigError, WorldModelError, pip_install
+from worldmodel.flow.catalog.catalog import new_owner
+from worldmodel.flow.errors import FlowError
+from worldmodel.flow.executors.workers import FEED_TIMEOUT_S, INTERVAL_S, STOP_S, Health, ThreadWorker
+from worldmodel.flow.work.loops import FEED, run_waiting
+from worldmodel.flow.work.work import Work
 
 try:
-    from pyspark import TaskContext
-    from pyspark.errors import PySparkRuntimeError
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 except ModuleNotFoundError:
     raise ConfigError(f"The executor spark needs PySpark: {pip_install('spark')}.") from None
 
-COLUMNS = "clip string, stage string, delivery int, after_s double, error string"
+IDLE_S = 5.0
+"""How long a task looks for clips in vain before it ends."""
+FAILURES = 100
+"""Workers that may end in one task before its job fails, and with it all others: a clip that ends its workers
+ends `max_attempts` of them, and at least two."""
+GROUP = "worldmodel flow"
 
 
-def run_partition(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run a stage on a partition, in a worker; Spark repeats it if a worker ends."""
-    context = TaskContext.get()
-    ended = 0 if context is None else context.attemptNumber()
-    for batch in batches:
-        yield from run_task(task, pa.Table.from_batches([batch]), ended).to_batches()
+@cache  # a worker's process, which Spark uses for many tasks, constructs the stages once
+def _stages(config: str, paths: tuple[str, ...]) -> list[Work]:
+    sys.path += [path for path in paths if path not in sys.path]
+    flow = build(FlowConfig, json.loads(config))
+    return [Work(flow, name) for name in flow.stages]
 
 
-class SparkEngine:
-    """Runs rounds with Spark.
+def run_task(
+    config: str, paths: tuple[str, ...], owner: str, number: int, parts: Iterator[int]
+) -> Iterator[str]:
+    """Run what waits, in a worker; yield why it cannot go on.
+
+    Spark begins a task again whose worker has ended. It then has the same owner, and so its clips at once.
 
     Args:
-        config: the flow.
-
-    Raises:
-        ConfigError: Java is missing.
+        config: the flow, as JSON.
+        paths: folders of the driver's modules, among them those with stages of one's own.
+        owner: the driver, as claims name its workers.
+        number: of the task.
+        parts: nothing of interest.
     """
-
-    def __init__(self, config: FlowConfig) -> None:
-        self.config, self.chain = config, Chain.of(config)
-        active = SparkSession.getActiveSession()
-        self.owned = active is None
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        failures = max_endings(config) + 1
-        try:
-            self.session = active or (
-                SparkSession.builder.appName("worldmodel flow")
-                .config("spark.task.maxFailures", failures)
-                .config("spark.ui.showConsoleProgress", "false")
-                .master(os.environ.get("SPARK_MASTER", f"local[*,{failures}]"))
-                .getOrCreate()
-            )
-        except PySparkRuntimeError as error:
-            raise ConfigError(
-                f"Spark does not start; install Java 17 or newer, set JAVA_HOME: {error}"
-            ) from None
-
-    def play(self, rows: pa.Table) -> Sequence[Row]:
-        """Run the stages in their order on rows; return the rows of failures and of errors."""
-        data = self.session.createDataFrame(rows.to_pylist(), COLUMNS)
-        partitions = 0
-        for link in remaining(self.chain, rows):
-            if link.workers != partitions:
-                partitions = link.workers
-                data = data.repartition(partitions)
-            data = data.mapInArrow(partial(run_partition, Task.of(self.config, link.name)), COLUMNS)
-        return [row.asDict() for row in data.collect()]
-
-    def close(self) -> None:
-        """Stop the session and its jobs; one that was active is kept."""
-        if self.owned:
-            self.session.stop()
+    try:
+        run_waiting(_stages(config, paths), f"{owner}-{number}", IDLE_S)
+    except WorldModelError as error:
+        yield str(error)
 
 
 def run(config: FlowConfig, watch: Callable[[], None], stop: threading.Event) -> None:
@@ -87,9 +70,53 @@ def run(config: FlowConfig, watch: Callable[[], None], stop: threading.Event) ->
     Args:
         config: the flow.
         watch: called several times a second.
-        stop: ends the run when set.
+        stop: ends the run when set; batches in progress are done again by the next run.
 
     Raises:
-        WorldModelError: as `run_rounds`, or Spark cannot start.
+        ConfigError: Java is missing.
+        StageError: jobs fail again and again, and no clip gets on.
+        WorldModelError: as a worker.
     """
-    run_rounds(config, SparkEngine(config), watch, stop)
+    session, owned = _session()
+    context, tasks = session.sparkContext, sum(stage.workers for stage in config.stages.values())
+    paths = tuple(path for path in sys.path if path)
+    task = partial(run_task, json.dumps(to_dict(config)), paths, new_owner())
+    feeding, jobs = ThreadWorker(config, Health(FEED, FEED_TIMEOUT_S)), Health("of Spark", 0.0)
+
+    def play() -> list[str]:
+        context.setJobGroup(GROUP, "stages of a flow", interruptOnCancel=True)
+        return context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(task).collect()
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            while feeding.check() and not stop.is_set():
+                job = thread.submit(play)
+                while feeding.check() and not job.done() and not stop.is_set():
+                    watch()
+                    stop.wait(INTERVAL_S)
+                if job.done() and (error := job.exception()):
+                    jobs.last = f"ended ({' '.join(str(error).split())[:500]})"
+                    jobs.died()
+                elif job.done():
+                    jobs.deaths = 0
+                    if errors := job.result():
+                        raise FlowError(errors[0])
+        finally:
+            feeding.stop()
+            context.cancelJobGroup(GROUP)
+            feeding.join(STOP_S)
+            if owned:
+                session.stop()
+
+
+def _session() -> tuple[SparkSession, bool]:
+    """Return the active session or a new one, and whether it is new."""
+    if active := SparkSession.getActiveSession():
+        return active, False
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.Builder().appName(GROUP).config("spark.task.maxFailures", FAILURES)
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    try:
+        return builder.master(os.environ.get("SPARK_MASTER", f"local[*,{FAILURES}]")).getOrCreate(), True
+    except PySparkException as error:
+        raise ConfigError(f"Spark does not start; install Java 17 or newer, set JAVA_HOME: {error}") from None
