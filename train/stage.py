@@ -80,7 +80,7 @@ class Saver:
             saved.add_done_callback(lambda done: validation.keep_best(done.result(), loss))
 
     def _validate(self, done: int, ended: bool = False) -> float | None:
-        """Return the loss of the weights that a checkpoint is exported with: their average, if there is one.
+        """Return the criterion of the weights that are exported: their average, if there is one.
 
         None, and a line in the log, if the source has no episodes for this stage.
         """
@@ -101,7 +101,7 @@ class Saver:
             self.log.print(f"  validation none in this stage: {error}")
             return None
         self.log.scalars(done, losses)
-        return losses[validation.NAME]
+        return validation.criterion(losses)
 
     def _save(self, done: int, ended: bool, loss: float | None) -> Future[Path]:
         began = time.perf_counter()

@@ -63,7 +63,7 @@ class Progress:
     bookmarks: Bookmarks = field(default_factory=dict)
     """Positions in the streams of sources, from which a resumed run reads on."""
     validation_loss: float | None = None
-    """Loss on held-out episodes with these weights, if it was computed."""
+    """Loss on held-out episodes with these weights, or what else chooses the best, if it was computed."""
 
     @classmethod
     def of(cls, checkpoint: Path | None) -> "Progress | None":

@@ -1,12 +1,15 @@
-"""The loss on held-out episodes, and the checkpoint that has the lowest."""
+"""The loss on held-out episodes, whether the model obeys by twin futures, and the best checkpoint."""
 
 import dataclasses
 import logging
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from torch import nn
 
 from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
 from worldmodel.data import loader
@@ -14,6 +17,8 @@ from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.data.sources import open_source, open_sources
 from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.eval.data.twins import read_twins, twin_figures, twin_reader
+from worldmodel.eval.runner import ModelSubject
 from worldmodel.io import atomic_folder
 from worldmodel.train.checkpoint.checkpointer import load
 from worldmodel.train.checkpoint.manifest import NAME as MANIFEST
@@ -23,6 +28,8 @@ from worldmodel.train.trainer import Trainer
 BEST = "best"
 """Name of the folder of the best checkpoint, beside the others."""
 NAME = "validation/loss"
+TWIN_STEPS = 5
+"""Rounds of the twin futures that are played."""
 NUM_START_IMAGES = 8
 logger = logging.getLogger(__name__)
 
@@ -54,7 +61,7 @@ def check_validation(config: TrainConfig) -> None:
 
 
 def validate(trainer: Trainer) -> dict[str, float]:
-    """Return the mean losses over the first batches of the held-out source.
+    """Return the mean losses over the first batches of the held-out source, and whether the model obeys.
 
     Every validation of a stage uses the same episodes and random numbers. As in training, sums and counts are
     those of all processes, so the mesh does not matter.
@@ -82,7 +89,57 @@ def validate(trainer: Trainer) -> dict[str, float]:
             for total, found in zip((sums, counts), trainer.evaluate(batches), strict=True):
                 for key, value in found.items():
                     total[key] += value
-    return {f"validation/{name}": mean for name, mean in trainer.mean_losses(sums, counts).items()}
+    found = trainer.mean_losses(sums, counts) | obedience(trainer)
+    return {f"validation/{name}": value for name, value in found.items()}
+
+
+def criterion(found: Mapping[str, float]) -> float:
+    """Return that of which the best checkpoint has the least.
+
+    With twin futures it is the share that is not obeyed plus the error there: the share alone changes in
+    steps, and is the same for a world in which the actor fades. Otherwise it is the loss.
+    """
+    if "validation/obeyed" not in found:
+        return found[NAME]
+    return 1 - found["validation/obeyed"] + found["validation/error_there"]
+
+
+def obedience(trainer: Trainer) -> dict[str, float]:
+    """Play twin futures of the held-out source, and return `obeyed`, `contrast` and `error_there`.
+
+    Nothing is returned without twins, in a stage that trains no rounds, and where processes share a sequence.
+    """
+    config, stage = trainer.config, trainer.stage
+    settings, model = config.validation, trainer.root.model
+    if not settings.twins or stage.objective == "codec" or not stage.tasks.get("rounds"):
+        return {}
+    name = settings.source
+    data = dataclasses.replace(config.data, sources={name: config.data.sources[name]})
+    reader = twin_reader(data, config.model, config.seed)
+    if reader is None or trainer.mesh.sequence.size > 1:
+        return {}
+    try:
+        pairs = list(read_twins(reader, settings.twins))
+    except InputError as error:
+        logger.warning("Twin futures were left out: %s", error)
+        return {}
+    # A generator that is not trained yet would hide the state that is.
+    steps = None if "generator" in stage.train else config.model.least_inference_steps
+    with _evaluating(model):
+        subject = ModelSubject(model, steps)
+        figures = trainer.without_gradients(lambda: twin_figures(subject, pairs, config.seed, (TWIN_STEPS,)))
+    return {measure: found[str(TWIN_STEPS)]["model"]["value"] for measure, found in figures.items()}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules back into the mode of training or evaluation that they were in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def validation_stage(settings: ValidationConfig, stage: StageConfig, offered: Collection[str]) -> StageConfig:
@@ -125,7 +182,7 @@ def start_images(config: TrainConfig) -> tuple[StartImage, ...]:
 
 
 def best_loss(checkpoints: Path, stage: str) -> float:
-    """Return the loss of the best checkpoint of a stage so far; infinity if there is none."""
+    """Return the `criterion` of the best checkpoint of a stage so far; infinity if there is none."""
     folder = checkpoints / BEST
     progress = load(folder, {}) if folder.is_dir() else {}
     found = progress.get("validation_loss") if progress.get("stage") == stage else None
@@ -135,7 +192,8 @@ def best_loss(checkpoints: Path, stage: str) -> float:
 def keep_best(checkpoint: Path, loss: float) -> None:
     """Keep a complete checkpoint as `best`: hard links where the file system has them, else a copy.
 
-    Its manifest is its own, and tells the loss, which may have been computed after the checkpoint was made.
+    Its manifest is its own, and tells the loss (the `criterion`), which may have been computed after the
+    checkpoint was made.
     """
     manifest = Manifest.read(checkpoint)
     told = dataclasses.replace(manifest, progress={**manifest.progress, "validation_loss": loss})

@@ -1,7 +1,7 @@
 """Twin futures: how they are recorded, and whether a model obeys by them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,35 @@ from worldmodel import config as configs
 from worldmodel import recording
 from worldmodel.actions import Action
 from worldmodel.cli import main, new
-from worldmodel.config import ActionConfig, CodecConfig, DataConfig, WorldModelConfig
+from worldmodel.config import (
+    ActionConfig,
+    CodecConfig,
+    DataConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+    TrainedConfig,
+    ValidationConfig,
+    WorldModelConfig,
+)
 from worldmodel.data.argument import read_held_out, read_source
 from worldmodel.data.sources import open_sources
 from worldmodel.data.twins import HISTORY, twins_of
-from worldmodel.errors import InputError
+from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.data.suite import DataSettings, DataSuite
 from worldmodel.eval.data.twins import Twins, read_twins, twin_figures, twin_reader
 from worldmodel.eval.metrics import Played, get_metric
 from worldmodel.eval.metrics.obeyed import MIN_DIFFERENCE, MIN_PIXELS, where_differ
 from worldmodel.eval.suite import evaluate
+from worldmodel.models.world_model import WorldModel
 from worldmodel.recording import record_twins
 from worldmodel.recording.environment import EnvironmentEpisodes
 from worldmodel.recording.origin import origin_of
 from worldmodel.recording.settings import EnvironmentSettings
 from worldmodel.recording.twins import TwinEpisodes
-from worldmodel.train import recipe
+from worldmodel.train import finetune, recipe, validation
+from worldmodel.train.checkpoint import checkpointer
+from worldmodel.train.run.log import read_metrics
 
 SIDE, SQUARE = 32, 8
 KEYS = ("left", "stay", "right")
@@ -368,3 +381,74 @@ def test_new_says_what_twins_there_are_and_why_there_are_none(tmp_path: Path) ->
     (source,) = read_source(str(other)).sources.values()
     assert "none: Slide-v0 is not reproducible" in new._twins(source, 12, 60.0)
     assert new._twins(replace(source, kind="flow"), 12, 60.0).startswith("none")
+
+
+def run_on(
+    folder: Path, tmp_path: Path, make_model: Callable[..., WorldModel], tokenizer_folder: str
+) -> TrainConfig:
+    """A run of a codec stage and six steps of state alignment, validated every second step."""
+    codec = replace(make_model().config.codec, temporal_factor=1)
+    config = make_model(codec=codec, chunk_frames=1, fps=10, action=CONFIG.action, outcomes=True).config
+    sources = {
+        "mine": SourceConfig("lerobot", str(folder)),
+        "held": SourceConfig("lerobot", str(folder), split="held-out", weight=0.0),
+    }
+    single = {"rounds": 1.0}
+    stages = {
+        "codec": StageConfig(
+            "codec", steps=2, batch_size=2, rounds=1, tasks=single, train={"codec": TrainedConfig()}
+        ),
+        "state": StageConfig(
+            "state", steps=6, batch_size=3, rounds=2, tasks=single, ema_decay=0.9,
+            train={"backbone": TrainedConfig(), "adapters": TrainedConfig()},
+        ),
+    }  # fmt: skip
+    return TrainConfig(
+        model=config,
+        stages=stages,
+        data=DataConfig(sources),
+        validation=ValidationConfig("held", every=2, batches=1, twins=4, codec_frames=0),
+        tokenizer=tokenizer_folder,
+        run_dir=str(tmp_path / "run"),
+        precision="fp32",
+        log_every=1,
+        sample_every=0,
+    )
+
+
+@pytest.mark.slow
+def test_the_checkpoint_that_obeys_best_is_kept(
+    recorded: Path, tmp_path: Path, make_model: Callable[..., WorldModel], tokenizer_folder: str
+) -> None:
+    config = run_on(recorded, tmp_path, make_model, tokenizer_folder)
+    run = finetune.train(config).parent
+    metrics = read_metrics(run)
+    assert not any("validation/obeyed" in line for line in metrics["codec"].values())
+    found = {step: line for step, line in metrics["state"].items() if "validation/loss" in line}
+    assert found.keys() == {2, 4, 6}
+    for line in found.values():
+        assert 0 <= line["validation/obeyed"] <= 1 and line["validation/error_there"] > 0
+        assert line["validation/contrast"] >= 0
+    best = checkpointer.load(run / "checkpoints" / "best", {})
+    scores = {step: validation.criterion(line) for step, line in found.items()}
+    assert (best["step"], best["validation_loss"]) == min(scores.items(), key=lambda item: item[1])
+    # Playing changes nothing of the training: without twins, the same losses.
+    without = replace(config, validation=replace(config.validation, twins=0), run_dir=str(tmp_path / "other"))
+    others = read_metrics(finetune.train(without).parent)["state"]
+    assert not any("validation/obeyed" in line for line in others.values())
+    for step, line in metrics["state"].items():
+        assert others[step]["rounds/loss"] == line["rounds/loss"]
+
+
+def test_what_the_best_checkpoint_has_least_of() -> None:
+    """A share that is not obeyed counts, and a fading actor among worlds that obey alike."""
+    loss = {"validation/loss": 0.2}
+    assert validation.criterion(loss) == 0.2
+    obeys, fades, ignores = (
+        loss | {"validation/obeyed": obeyed, "validation/error_there": error}
+        for obeyed, error in ((1.0, 0.1), (1.0, 0.6), (0.5, 0.8))
+    )
+    scores = [validation.criterion(each) for each in (obeys, fades, ignores)]
+    assert scores == sorted(scores) and scores[0] == pytest.approx(0.1)
+    with pytest.raises(ConfigError, match="twins -1"):
+        ValidationConfig(twins=-1)

@@ -212,15 +212,18 @@ class ValidationConfig:
     """Steps between validations; the end of a stage has one, too."""
     batches: int = 8
     """Batches of the stage's size: the first of the source, the same in every validation."""
+    twins: int = 24
+    """Pairs of twin futures, where they were recorded beside the source, that are played in every validation
+    of a stage that trains rounds: the best checkpoint is the one that obeys best. 0: none."""
     codec_frames: int = 256
     """Frames, of the source or else of the training data, that show once in a run what the codec alone
     returns: when its stage ends, or at the start if it is not trained. 0: none."""
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.batches < 1 or self.codec_frames < 0:
+        if min(self.every, self.batches) < 1 or min(self.twins, self.codec_frames) < 0:
             raise ConfigError(
-                f"validation has every {self.every}, batches {self.batches} and codec_frames "
-                f"{self.codec_frames}; use 1 or more, and 0 or more frames."
+                f"validation has every {self.every}, batches {self.batches}, twins {self.twins} and "
+                f"codec_frames {self.codec_frames}; use 1 or more, and 0 or more twins and frames."
             )
 
 
@@ -305,7 +308,8 @@ class TrainConfig:
     sample_every: int = 0
     """Steps between images of predicted videos in RUN_DIR/samples; 0 writes none."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    """The checkpoint with the lowest loss of its stage is kept as RUN_DIR/checkpoints/best."""
+    """The checkpoint of a stage with the lowest loss, or with twin futures the one that obeys best, is kept
+    as RUN_DIR/checkpoints/best."""
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Callbacks of your own by name (an entry point, or MODULE:NAME), each with its arguments, which may be
     {}: they are called when a stage begins and ends and after every step."""
