@@ -32,7 +32,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from worldmodel import WorldModel, media
+from worldmodel import media
 from worldmodel.cli import main
 from worldmodel.models.loading.location import resolve
 from worldmodel.train import finetune
@@ -41,11 +41,9 @@ from worldmodel.train.run import settings
 
 SHORTER = {"--episodes": "8", "--max-steps": "12", "--workers": "0"}
 """Values of `worldmodel record` in place of the header's."""
-PACKAGES = {"coinrun": ["envpool"], "codec_games": ["minigrid", "vizdoom", "crafter", "gym_pusht"]}
-PACKAGES |= {"crafter": ["crafter"], "doom_maze": ["vizdoom"], "pusht": ["gym_pusht"]}
-PACKAGES |= {"doorkey": ["minigrid"], "babyai": ["minigrid"]}
+PACKAGES = {"crafter": "crafter", "doom_maze": "vizdoom", "doorkey": "minigrid", "babyai": "minigrid"}
 LARGE = ("pan", "pandora")
-CONFIGS = LARGE
+CONFIGS = ("babyai", "crafter", "dit_pretrain", "doom_maze", "doorkey", "own_clips", *LARGE)
 BASE = ["model.backbone.pretrained=base", "model.backbone.num_layers=2"]
 CLIP_S = 4
 """Length of the clips."""
@@ -69,13 +67,11 @@ def header(name: str) -> list[list[str]]:
 def test_a_preset_by_its_commands(
     name: str, workplace: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for package in PACKAGES.get(name, []):
+    if package := PACKAGES.get(name):
         pytest.importorskip(package, reason=f"{package} is not installed: openworldmodel[dev]")
     small = workplace(name)
     trained = False
     for program, *words in header(name):
-        if name == "codec_games" and words[1].startswith("worldmodel.games.coinrun"):
-            continue  # its package is for another Python than that of the tests
         if words[0] in ("record", "data"):
             words = [SHORTER.get(before, word) for before, word in zip(["", *words], words, strict=False)]
             assert main(words) == 0, capsys.readouterr().err
@@ -180,25 +176,8 @@ def workplace(
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         if settings.load(name).model.backbone.pretrained == "smollm2-135m-instruct":
             shutil.copytree(resolve("shapes-tiny") / "backbone", "base")
-        if name == "shapes_wan":
-            whole = settings.load("shapes_smol", BASE).model
-            WorldModel.from_config(whole).save_pretrained("smol")
-            return [*BASE, "init_from={all: smol, generator: null, condition_adapter: null}"]
-        if name == "shapes_smol":  # for two processes
-            return [*BASE, "mesh.dp_replicate=1"]
         if name == "dit_pretrain":
             return BASE
-        if name == "codec_games":
-            for other in ("crafter", "pusht"):
-                for _, *words in header(other):
-                    if words[0] == "record":
-                        words = [SHORTER.get(a, b) for a, b in zip(["", *words], words, strict=False)]
-                        assert main([each for each in words if each not in ("--env-arg", "size=72")]) == 0
-            sources = ("doom: doom64", "crafter: crafter", "pusht: pusht", "minigrid: doorkey8")
-            pairs = (each.split(": ") for each in sources)
-            return [
-                "data.sources={" + ", ".join(f"{a}: {{kind: lerobot, path: {b}}}" for a, b in pairs) + "}"
-            ]
         if name == "pan":
             return pan(tokenizer, pipeline)
         if name == "pandora":
