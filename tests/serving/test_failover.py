@@ -59,7 +59,7 @@ def test_worlds_of_a_killed_replica_go_on_bit_for_bit(
         session = model.session(seed=seed, num_inference_steps=2)
         session.reset(text="a ball")
         for index, each in enumerate(frames, start=1):
-            assert np.array_equal(each, session.play(f"action {index}").frames), (seed, index)
+            assert np.array_equal(each, session.step(f"action {index}").frames), (seed, index)
     assert waits[0] <= LIMIT_S  # the goal is missed on a machine that others keep busy
 
 
