@@ -41,9 +41,10 @@ from worldmodel.train.run import settings
 
 SHORTER = {"--episodes": "8", "--max-steps": "12", "--workers": "0"}
 """Values of `worldmodel record` in place of the header's."""
-PACKAGES = {"crafter": "crafter", "doom_maze": "vizdoom", "doorkey": "minigrid", "babyai": "minigrid"}
+PACKAGES = {"crafter": "crafter", "doom_maze": "vizdoom", "doorkey": "minigrid"}
+PACKAGES |= {"babyai": "minigrid", "pusht": "gym_pusht"}
 LARGE = ("pan", "pandora")
-CONFIGS = ("babyai", "crafter", "dit_pretrain", "doom_maze", "doorkey", "own_clips", *LARGE)
+CONFIGS = ("babyai", "crafter", "dit_pretrain", "doom_maze", "doorkey", "own_clips", "pusht", *LARGE)
 BASE = ["model.backbone.pretrained=base", "model.backbone.num_layers=2"]
 CLIP_S = 4
 """Length of the clips."""
