@@ -54,7 +54,8 @@ class Processes:
         greeting = process.stdout.readline()
         found = re.match(r"serving tiny on (http://127\.0\.0\.1:\d+) \(engine: in-process, ", greeting)
         assert found, greeting + log.read_text()
-        return process, httpx.Client(base_url=found[1], headers=bearer(key), timeout=PATIENCE_S)
+        headers = bearer(key) if key else {}
+        return process, httpx.Client(base_url=found[1], headers=headers, timeout=PATIENCE_S)
 
 
 @contextmanager
