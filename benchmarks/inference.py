@@ -34,7 +34,7 @@ def measure(name: str, rounds: int, seed: int, **switches: str | bool) -> tuple[
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="shapes-chance")
+    parser.add_argument("--model", default="shapes-smol")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--switches", nargs="*", default=["int8", "fp8", "compile"])

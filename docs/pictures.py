@@ -1,8 +1,10 @@
-"""Draw `docs/assets/worlds.gif`: four shipped worlds played at once, each above the action that steers it.
+"""Draw the pictures of shipped worlds in `docs/assets/`.
 
     python docs/pictures.py
 
-It needs MiniGrid (`pip install ".[gym]" minigrid`), whose first frame and actions one world takes.
+`worlds.gif`: four worlds played at once, each above the action that steers it. `chance.png`: the possible
+futures that the state of shapes-chance foresees, beside the true ones. It needs MiniGrid
+(`pip install ".[gym]" minigrid`), whose first frame and actions one world takes.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from worldmodel import Action, WorldModel
 from worldmodel.recording.environment import EnvironmentEpisodes
 from worldmodel.recording.settings import EnvironmentSettings
+from worldmodel.shapes.evaluation.cases import chance_cases
 
 ROOT = Path(__file__).parent.parent
 SIDE, GAP, TITLE, CAPTION = 192, 12, 22, 40
@@ -109,6 +112,38 @@ def draw(panels: Sequence[Panel]) -> list[Image.Image]:
     return pictures
 
 
+def draw_futures() -> Image.Image:
+    """Draw a row for each kind of uncertain act: the start, the true outcomes, and the futures foreseen.
+
+    Outcomes and futures are shown by their last frames, above their probabilities.
+    """
+    model, font = WorldModel.from_pretrained("shapes-chance"), ImageFont.load_default(size=12)
+    cases = {case.kind: case for case in reversed(chance_cases(77, 0, 60))}
+    side, line, columns = 96, 18, 9
+    picture = Image.new(
+        "RGB", (GAP + columns * (side + GAP), len(cases) * (2 * line + side + GAP)), BACKGROUND
+    )
+    pen = ImageDraw.Draw(picture)
+    for row, kind in enumerate(sorted(cases)):
+        case, top = cases[kind], row * (2 * line + side + GAP)
+        session = model.session(seed=0)
+        session.reset(case.start)
+        futures = session.futures(case.action, num_draws=512, max_futures=4)
+        shown = [(0, "start", case.start)]
+        for place, outcome in enumerate(case.outcomes):
+            shown.append((1 + place, f"{outcome.probability:.0%}", outcome.frames[-1]))
+        for place, future in enumerate(futures):
+            shown.append((5 + place, f"foreseen: {future.probability:.0%}", future.frames[-1]))
+        pen.text((GAP, top + 2), case.caption, fill=TEXT, font=font)
+        for column, words, frame in shown:
+            left = GAP + column * (side + GAP)
+            picture.paste(
+                Image.fromarray(frame).resize((side, side), Image.Resampling.NEAREST), (left, top + line)
+            )
+            pen.text((left, top + line + side + 2), words, fill=FAINT, font=font)
+    return picture
+
+
 def wrapped(text: str, pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
     """Break a caption into lines of the width of a panel."""
     lines = [""]
@@ -122,7 +157,8 @@ def wrapped(text: str, pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | Ima
 
 
 def main() -> None:
-    """Play the worlds and write the picture."""
+    """Play the worlds and write the pictures."""
+    draw_futures().save(ROOT / "docs" / "assets" / "chance.png", optimize=True)
     start = str(ROOT / "demo" / "first_frame.png")
     panels = [
         play("shapes-tiny", start, TINY, "shapes-tiny: words"),
