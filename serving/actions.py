@@ -94,7 +94,8 @@ SingleAction: Any = create_model(
 class ActionBody(SingleAction):
     """The action of a round: one that holds for all of it, or a chunk."""
 
-    chunk: Annotated[list[SingleAction], Field(min_length=1, max_length=MAX_CHUNK)] | None = None
+    # Made while the program runs, of every kind of action, so type checkers do not know it.
+    chunk: Annotated[list[SingleAction], Field(min_length=1, max_length=MAX_CHUNK)] | None = None  # pyright: ignore[reportInvalidTypeForm]
     """Instead of the other fields: the actions of the round in order, as many as `per_round`."""
 
 

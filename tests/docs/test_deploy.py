@@ -389,7 +389,7 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     metrics.reject("rate_limit")
     metrics.chunk(0.1)
     metrics.jobs.labels(outcome="completed").inc()
-    metrics.used("alice", "step", 0.1)
+    metrics.model_seconds.labels(key="alice", purpose="step").inc(0.1)
     known = set(re.findall(r"^(worldmodel_[a-z_]+)", metrics.text().decode(), flags=re.MULTILINE))
     assert asked <= known
     families = {family.name for family in metrics.registry.collect()}

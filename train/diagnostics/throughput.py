@@ -164,7 +164,7 @@ def measured_tflops(device: torch.device, dtype: torch.dtype, seconds: float = 0
     while time.perf_counter() < ends:
         phases = Phases(device)
         phases.begin("product")
-        left @ right
+        torch.matmul(left, right)
         phases.begin("end")
         best = min(best, phases.take()["product"])
     return 2 * size**3 / best / 1e12

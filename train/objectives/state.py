@@ -120,7 +120,7 @@ class StateObjective(Objective):
         if model.config.has_code:
             number = rounds.scored.double().sum()
             counts |= {"changed": number, "prior": number, "rate": number, "nats": number}
-        if self.weights["forecast_pixel"] and self.forecasts:
+        if self.weights.get("forecast_pixel") and self.forecasts:
             if model.codec.causal:
                 raise ConfigError(
                     "loss_weights.forecast_pixel decodes single latent frames, which a causal codec of "
@@ -307,7 +307,7 @@ class StateObjective(Objective):
         if log_posterior is not None:
             losses["changed"] = rounds.mean_changed(forecast, target)
             losses |= self.code_losses(prediction.state, log_posterior, rounds)
-        if self.weights["forecast_pixel"]:
+        if self.weights.get("forecast_pixel"):
             error = pixel_error(model, target.flatten(0, 1), forecast.flatten(0, 1), inputs.rng)
             losses["forecast_pixel"] = (error * rounds.scored.flatten()).sum()
         if model.state.outcome is not None:

@@ -1,6 +1,7 @@
 """Learning-rate schedules of a stage: the factor on the peak learning rates in each step."""
 
 from collections.abc import Callable
+from typing import cast
 
 from worldmodel.config import StageConfig
 from worldmodel.config.imports import check_arguments, find_extension
@@ -34,7 +35,7 @@ def schedule_of(stage: StageConfig) -> Callable[..., float]:
             "stage that returns the factor on the learning rate."
         )
     check_arguments("schedule_args", found, 2, stage.schedule_args)
-    return found
+    return cast("Callable[..., float]", found)
 
 
 def set_learning_rates(optimizers: Optimizers, stage: StageConfig, step: int) -> None:
