@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -93,7 +94,7 @@ def validate(trainer: Trainer) -> dict[str, float]:
     return {f"validation/{name}": value for name, value in found.items()}
 
 
-def criterion(found: Mapping[str, float]) -> float:
+def criterion(found: Mapping[str, Any]) -> float:
     """Return that of which the best checkpoint has the least.
 
     With twin futures it is the share that is not obeyed plus the error there: the share alone changes in
