@@ -1,8 +1,13 @@
 """A training run for a dataset and a time: sizes, stages and steps, with an estimate of time and memory."""
 
+import logging
 import math
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -28,11 +33,12 @@ from worldmodel.errors import InputError
 from worldmodel.models.codec.autoencoder import Codec
 from worldmodel.models.loading import deferred
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train import start
+from worldmodel.train import finetune, start
 from worldmodel.train.diagnostics.throughput import GIB, faster_precision, measured_tflops, step_flops
 from worldmodel.train.distributed import PRECISIONS
 from worldmodel.train.memory.estimate import StepEstimator
 from worldmodel.train.memory.play import DeviceType
+from worldmodel.train.run.log import read_metrics
 
 EFFICIENCY = 0.25
 """Share of the speed of a large matrix product that a training step of a small model reaches."""
@@ -48,6 +54,8 @@ FROM_CODEC = {"codec": (0.07, 150), "single": (0.43, 800), "state": (0.5, 450)}
 OVERHEAD = 0.85
 """Share of the time that is left for steps, beside starting, validation and checkpoints."""
 MIN_STEPS, MAX_STEPS = 20, 20_000
+TRIAL_STEPS = 4
+"""Steps of each stage that are timed; the fastest counts, because the first ones also build things."""
 CELL = CodecConfig.spatial_factor
 """Pixels along each side of a latent cell."""
 WIDTHS = ((256, 4), (512, 8), (768, 12))
@@ -150,6 +158,66 @@ def plan(facts: DatasetFacts, budget_s: float, machine: Machine, run_dir: str, m
         estimate.total - estimate.activations + min(most, batch) * per_sample,
         sum(estimator.played[batch].weights.sizes.values()),
     )
+
+
+def timed(recipe: Recipe, budget_s: float) -> Recipe:
+    """Run a few real steps of every stage, and set the steps for which the time suffices by their durations.
+
+    Estimates from FLOPs are wrong by a factor of two or three in either direction, because a small model does
+    not reach the speed of a large product, and data have to be decoded.
+
+    Raises:
+        WorldModelError: the config cannot be trained.
+    """
+    config = recipe.config
+    trials: dict[str, StageConfig] = {}
+    for name, stage in config.stages.items():
+        # Steps on the model's own predictions take longer, and come by chance.
+        trials[name] = replace(stage, steps=TRIAL_STEPS, self_rollout=(0.0, 0.0))
+        if any(stage.self_rollout):
+            trials[f"{name} rollout"] = replace(trials[name], self_rollout=(1.0, 1.0))
+    with tempfile.TemporaryDirectory(prefix="worldmodel-trial-") as folder, _quiet():
+        run = Path(folder, "run")
+        finetune.train(
+            replace(
+                config,
+                stages=trials,
+                run_dir=str(run),
+                validation=ValidationConfig(),
+                log_every=1,
+                sample_every=0,
+            )
+        )
+        records = read_metrics(run)
+    seconds = {
+        name: min(each["step_s"] for each in records[name].values() if "step_s" in each) for name in trials
+    }
+    costs, steps = {}, {}
+    for name, stage in config.stages.items():
+        share = sum(stage.self_rollout) / 2
+        costs[name] = (1 - share) * seconds[name] + share * seconds.get(f"{name} rollout", 0.0)
+        steps[name] = _schedule(config.model)[name][0] * OVERHEAD * budget_s / costs[name]
+    stages = {
+        name: replace(stage, steps=max(1, min(int(steps[name]), MAX_STEPS)))
+        for name, stage in config.stages.items()
+    }
+    durations = {name: stage.steps * costs[name] for name, stage in stages.items()}
+    return replace(recipe, config=replace(config, stages=stages), seconds=durations)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars and the log of a trial."""
+    logging.disable(logging.INFO)
+    try:
+        with (
+            open(os.devnull, "w", encoding="utf-8") as nothing,
+            redirect_stderr(nothing),
+            redirect_stdout(nothing),
+        ):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _candidate(

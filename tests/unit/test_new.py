@@ -1,6 +1,7 @@
 """`worldmodel new`: its configs load, fit the data and the time, and can be trained."""
 
 import json
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +40,13 @@ VECTORS = (ActionSpec("gas", low=0, high=2, rate=5), ActionSpec("wheel", low=-1,
 MACHINE = recipe.Machine("two cores", tflops=0.2, memory=8 * 2**30)
 
 
+timed = recipe.timed
+
+
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe.Machine, "measure", lambda: MACHINE)
+    monkeypatch.setattr(recipe, "timed", lambda found, budget_s: found)  # minutes, with models of this size
 
 
 def recorded(
@@ -296,6 +301,26 @@ def test_more_time_and_a_faster_machine_give_more_steps_and_larger_models(tmp_pa
     assert fast.parameters > 4 * long.parameters
     little = recipe.plan(facts, 1800, replace(MACHINE, memory=2.0**28), "run")
     assert 0 < little.config.stages["state"].microbatch_size < little.config.stages["state"].batch_size
+
+
+def test_steps_are_set_by_the_durations_of_real_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    facts = read_facts(recorded(tmp_path / "set", KEYS, 10, side=32), tmp_path / "world.yaml")
+    planned = recipe.plan(facts, 3600, MACHINE, "run")
+    # Of one tenth of the size, so steps take less time than was planned.
+    stages = {name: replace(stage, batch_size=2) for name, stage in planned.config.stages.items()}
+    small = replace(planned, config=replace(planned.config, stages=stages))
+    found = timed(small, 3600)
+    assert capsys.readouterr().out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]  # the trial leaves nothing
+    assert sum(found.seconds.values()) == pytest.approx(3600 * recipe.OVERHEAD, rel=0.1)
+    for name, stage in found.config.stages.items():
+        assert replace(stage, steps=1) == replace(stages[name], steps=1)
+    for name in ("codec", "single"):
+        assert found.config.stages[name].steps > 2 * planned.config.stages[name].steps
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["set", "--budget", "soon"], ["set", "--budget", "1s"]])

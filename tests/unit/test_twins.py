@@ -80,6 +80,7 @@ class Slide(gymnasium.Env):
         self, render_mode: str | None = None, length: int = 30, kind: str = "", num_actions: int = 3
     ) -> None:
         self.render_mode, self.length, self.kind = render_mode, length, kind
+        self.phase = 0
         self.action_space = spaces.Discrete(num_actions)
 
     def get_action_meanings(self) -> list[str]:
@@ -93,6 +94,7 @@ class Slide(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
+        self.phase += 1
         key = KEYS[int(action)]
         if self.kind == "shakes":
             key = KEYS[int(rng_of_the_process.integers(3))]
@@ -103,6 +105,10 @@ class Slide(gymnasium.Env):
         return np.zeros(2, np.float32), 0.0, fallen or self.steps >= self.length, False, {}
 
     def render(self) -> np.ndarray:
+        if self.kind == "keeps a phase":  # an animation that goes on over resets
+            frame = self.frame.copy()
+            frame[:4] = 25 * (self.phase % 7)
+            return frame
         return self.frame
 
 
@@ -136,7 +142,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_twins_are_a_dataset_beside_the_held_out_episodes(recorded: Path) -> None:
     info = json.loads((recorded / "twins" / "meta" / "info.json").read_text())
     assert info["total_episodes"] == 50 and info["codebase_version"] == "v3.0"
-    assert info["worldmodel"]["recording"]["twins"] == {"steps": 10, "history": HISTORY}
+    assert info["worldmodel"]["recording"]["twins"] == {"steps": 10, "history": HISTORY["twins"]}
     held = json.loads((recorded / "meta" / "split.json").read_text())["held-out"]
     assert len(held) == 2
     seeds = [EnvironmentEpisodes(settings()).seed(index) for index in held]
@@ -149,7 +155,7 @@ def test_twins_are_a_dataset_beside_the_held_out_episodes(recorded: Path) -> Non
     for number, pair in enumerate(zip(twins[::2], twins[1::2], strict=True)):
         taken = [[row["action"] for row in each[:-1]] for each in pair]
         shared = next(step for step in range(len(taken[0])) if taken[0][step] != taken[1][step])
-        assert shared <= HISTORY and [len(each) - shared for each in taken] == [10, 10]
+        assert shared <= HISTORY["twins"] and [len(each) - shared for each in taken] == [10, 10]
         # The history is a part of the recorded episode.
         told = [row["action"] for row in originals[held[number % 2]]]
         assert any(told[at : at + shared] == taken[0][:shared] for at in range(len(told)))
@@ -199,6 +205,37 @@ def test_environments_without_twins_are_named_in_one_sentence(
     assert not (tmp_path / "set").exists()  # it is known before hours are spent
 
 
+def test_what_an_environment_keeps_over_resets_does_not_part_its_twins(tmp_path: Path) -> None:
+    folder = recording.record_environment(settings(kind="keeps a phase"), tmp_path / "set", 10, num_twins=5)
+    assert len(rows_of(folder / "twins")) == 10
+
+
+def test_branches_go_on_from_the_training_episodes(tmp_path: Path) -> None:
+    folder = recording.record_environment(settings(), tmp_path / "set", 20)
+    assert record_twins(folder, 12, budget_s=0.0, inside="branches") == recording.MIN_TWINS
+    held = set(json.loads((folder / "meta" / "split.json").read_text())["held-out"])
+    episodes = EnvironmentEpisodes(settings())
+    seeds = [episodes.seed(index) for index in range(20) if index not in held]
+    stored = parquet.read_table(folder / "branches/meta/episodes/chunk-000/file-000.parquet")["seed"]
+    assert stored.to_pylist() == [seed for seed in seeds[:10] for _ in range(2)]
+    longest = max(len(rows) - 1 for rows in rows_of(folder / "branches"))
+    assert longest == HISTORY["branches"] + 10
+    (source,) = read_source(str(folder)).sources.values()
+    assert twins_of(source) is None and twins_of(source, "branches") is not None
+
+
+def test_the_past_of_twins_is_as_long_as_what_the_model_remembers(recorded: Path) -> None:
+    for history in (0, 3):
+        reader = twin_reader(read_held_out(str(recorded))[0], replace(CONFIG, history_rounds=history))
+        assert reader is not None
+        pairs = list(read_twins(reader, 100))
+        assert max(len(pair.done) for pair in pairs) == history
+        for pair in pairs:
+            assert len(pair.past) == 1 + len(pair.done)
+            for before, action, after in zip(pair.past, pair.done, pair.past[1:], strict=False):
+                assert np.abs(moved(before, action.keys[0]).astype(int) - after).mean() < 8
+
+
 def test_wrong_numbers_of_twins_are_named(tmp_path: Path) -> None:
     for number, changes, said in (
         (10, {"num_twins": -1}, "num_twins is -1"),
@@ -214,7 +251,7 @@ def test_futures_that_end_early_are_tried_again() -> None:
     episodes = EnvironmentEpisodes(settings(kind="falls"))
     lengths = []
     for number in range(6):
-        pair = [TwinEpisodes(episodes, [0, 1], 4).episode(2 * number + which) for which in (0, 1)]
+        pair = [TwinEpisodes(episodes, [0, 1], 4, 16).episode(2 * number + which) for which in (0, 1)]
         taken = [[action.keys for action in each.actions] for each in pair]
         shared = next(step for step, (a, b) in enumerate(zip(*taken, strict=False)) if a != b)
         lengths.append(min(map(len, taken)) - shared)
@@ -249,8 +286,10 @@ class Subject:
     def __init__(self, kind: str = "true") -> None:
         self.kind = kind
 
-    def open(self, starts: np.ndarray, seeds: Sequence[int]) -> Walk:
-        return Walk(starts, self.kind)
+    def open(
+        self, starts: np.ndarray, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Walk:
+        return Walk(starts[:, -1] if starts.ndim == 5 else starts, self.kind)
 
     def reconstruct(self, clips: np.ndarray) -> np.ndarray:
         return clips
@@ -374,13 +413,13 @@ def test_new_records_twins(
 def test_new_says_what_twins_there_are_and_why_there_are_none(tmp_path: Path) -> None:
     folder = recording.record_environment(settings(), tmp_path / "set", 10)
     (source,) = read_source(str(folder)).sources.values()
-    assert new._twins(source, 0, 60.0).startswith("none")
-    assert new._twins(source, 12, 60.0).startswith("12 pairs")
-    assert new._twins(source, 12, 60.0) == f"in {folder}/twins"
+    assert new._futures(source, "twins", 0, 60.0).startswith("none")
+    assert new._futures(source, "twins", 12, 60.0).startswith("12 pairs")
+    assert new._futures(source, "twins", 12, 60.0) == f"in {folder}/twins"
     other = recording.record_environment(settings(kind="ignores its seed"), tmp_path / "other", 10)
     (source,) = read_source(str(other)).sources.values()
-    assert "none: Slide-v0 is not reproducible" in new._twins(source, 12, 60.0)
-    assert new._twins(replace(source, kind="flow"), 12, 60.0).startswith("none")
+    assert "none: Slide-v0 is not reproducible" in new._futures(source, "twins", 12, 60.0)
+    assert new._futures(replace(source, kind="flow"), "twins", 12, 60.0).startswith("none")
 
 
 def run_on(

@@ -65,7 +65,9 @@ class StateObjective(Objective):
         "rate": 0.01,
     }
 
-    def __init__(self, model: WorldModel, free_nats: float = 0.0, label_steps: int = 0) -> None:
+    def __init__(
+        self, model: WorldModel, free_nats: float = 0.0, label_steps: int = 0, observed_rounds: int = 0
+    ) -> None:
         """Make the heads that are trained with the model.
 
         Args:
@@ -74,13 +76,18 @@ class StateObjective(Objective):
                 that change few cells from being left out of it.
             label_steps: Steps in which the losses of the simulator's labels decrease to zero, linearly; 0
                 keeps them.
+            observed_rounds: Rounds at the beginning of a self-rollout that lead to what was recorded, as if a
+                session had observed them. Where one frame does not show how things move, a self-rollout from
+                it teaches the mean of all motions.
         """
         super().__init__(model)
         if not 0 <= free_nats < math.inf:
             raise ConfigError(f"A stage has free_nats {free_nats}; use 0 or more.")
         if label_steps < 0:
             raise ConfigError(f"A stage has label_steps {label_steps}; use 0 or more.")
-        self.free_nats, self.label_steps = free_nats, label_steps
+        if observed_rounds < 0:
+            raise ConfigError(f"A stage has observed_rounds {observed_rounds}; use 0 or more.")
+        self.free_nats, self.label_steps, self.observed_rounds = free_nats, label_steps, observed_rounds
         self.forecasts = model.config.has_state
         # Labels are of cells, and so are queries, unless there are any number of them (`queries`).
         self.placed = self.forecasts and (model.config.vision.sees_latents or not model.config.queries)
@@ -236,27 +243,28 @@ class StateObjective(Objective):
         scored: Bool[Tensor, "b r"],
         codes: Codes | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return context and frames whose rounds after the first are predicted by the model.
+        """Return context and frames whose rounds after those that are observed are predicted by the model.
 
         Codes are those of what really happened, or targets would be of another future.
         """
-        predicted = context[:, :1]
-        pixels = frames if frames is None else frames[:, :1]
+        seen = self.observed_rounds + 1
+        predicted = context[:, :seen]
+        pixels = frames if frames is None else frames[:, :seen]
         (most,) = model.agreement.most(context.shape[1])
-        for index in range(1, context.shape[1]):
+        for index in range(seen, context.shape[1]):
             # The first round of its window, the oldest that `predict_windows` shows to the round before.
             first = (index - 1) // model.config.context_rounds * model.config.context_rounds
             past = [episode[first:index] for episode in actions]
             seen_before = pixels if pixels is None else pixels[:, first:]
             known = codes and codes.rounds(first, index)
-            following, seen = self.next_round(model, predicted[:, first:], seen_before, past, rng, known)
+            following, shown = self.next_round(model, predicted[:, first:], seen_before, past, rng, known)
             played = scored[:, index - 1, None, None, None, None]
             following = following.where(played, context[:, index])
             predicted = torch.cat([predicted, following[:, None]], dim=1)
-            if seen is not None and pixels is not None and frames is not None:
-                seen = seen.where(played, frames[:, index])
-                pixels = torch.cat([pixels, seen[:, None]], dim=1)
-        for _ in range(context.shape[1], most):  # other processes have more rounds
+            if shown is not None and pixels is not None and frames is not None:
+                shown = shown.where(played, frames[:, index])
+                pixels = torch.cat([pixels, shown[:, None]], dim=1)
+        for _ in range(max(seen, context.shape[1]), most):  # other processes have more rounds
             first = None if frames is None else frames[:1, :1]
             known = codes and Codes(codes.code[:1, :1])
             other = SampleRng([(0,)], rng.device, rng.dtype)

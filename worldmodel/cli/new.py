@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import Namespace
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,12 @@ from worldmodel.config import SourceConfig, VisionConfig, height_width
 from worldmodel.errors import InputError, WorldModelError
 
 if TYPE_CHECKING:
+    from worldmodel.data.twins import Inside
     from worldmodel.train.recipe import Machine, Recipe
 
-NUM_TWINS = 100
+NUM_TWINS, NUM_BRANCHES = 100, 500
 TWINS_SHARE = 0.05
-"""Share of the time that recording twin futures may take."""
+"""Share of the time that recording twin futures may take, and branches the same."""
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -28,20 +29,29 @@ def main(argv: list[str]) -> None:
         raise InputError(f"{args.out!r} exists; choose another --out, or pass --force to replace it.")
     from worldmodel.data.examiner import glance
     from worldmodel.data.facts import read_facts
+    from worldmodel.data.twins import BRANCHES, FOLDER, twins_of
     from worldmodel.io import atomic_file
-    from worldmodel.train.recipe import Machine, plan
+    from worldmodel.train.recipe import Machine, plan, timed
 
     facts, machine = read_facts(args.dataset, path, args.force), Machine.measure()
-    recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", args.size)
-    with atomic_file(path) as temporary:
-        temporary.write_text(as_yaml(recipe, machine, args), encoding="utf-8")
+    name = f"runs/{path.stem}"
+    recipe = plan(facts, budget_s, machine, name, args.size)  # which also says if the time is too short
     model = recipe.config.model
     given, (height, width) = (facts.height, facts.width), height_width(model.codec.image_size)
     scaled = "" if given == (height, width) else f", scaled to {width} x {height} (see --size)"
     print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels{scaled}")
     for line in glance(recipe.config.data):
         print(f"           {line}")
-    print(f"twins      {_twins(facts.train, args.twins, budget_s)}")
+    print(f"twins      {_futures(facts.train, FOLDER, args.twins, budget_s)}")
+    print(f"branches   {_futures(facts.train, BRANCHES, args.branches, budget_s)}")
+    branches = twins_of(facts.train, BRANCHES)
+    if branches is not None:  # half of what is trained on: more actions than a policy takes
+        data = recipe.config.data
+        sources = {**data.sources, "branches": replace(branches, weight=facts.train.weight)}
+        recipe = replace(recipe, config=replace(recipe.config, data=replace(data, sources=sources)))
+    recipe = timed(recipe, budget_s)
+    with atomic_file(path) as temporary:
+        temporary.write_text(as_yaml(recipe, machine, args), encoding="utf-8")
     print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
     frame, seen = model.codec.cells, model.codec.cells // model.vision.merge**2
     print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {frame} latent cells per frame")
@@ -52,21 +62,22 @@ def main(argv: list[str]) -> None:
     print(f"config     {path}\n\nnext:\n{_next_steps(args.out, recipe.config.run_dir, bool(facts.held))}")
 
 
-def _twins(source: SourceConfig, most: int, budget_s: float) -> str:
-    """Record twin futures of the held-out episodes, and return what there is of them."""
+def _futures(source: SourceConfig, inside: "Inside", most: int, budget_s: float) -> str:
+    """Record twin futures or branches of a recording, and return what there is of them."""
     from worldmodel.data.twins import FOLDER, recording_folder, twins_of
     from worldmodel.recording import record_twins
 
     folder = recording_folder(source)
-    if twins_of(source):
-        return f"in {folder}/{FOLDER}"
+    if twins_of(source, inside):
+        return f"in {folder}/{inside}"
     if not most or folder is None:
-        return "none, so nothing will tell whether the model obeys"
+        return "none, so nothing will tell whether the model obeys" if inside == FOLDER else "none"
     try:
-        count = record_twins(folder, most, TWINS_SHARE * budget_s, progress=sys.stderr.isatty())
+        count = record_twins(folder, most, TWINS_SHARE * budget_s, inside, progress=sys.stderr.isatty())
     except WorldModelError as error:
         return f"none: {error}"
-    return f"{count} pairs of futures of held-out episodes, in {folder / FOLDER}"
+    episodes = "held-out episodes" if inside == FOLDER else "the others, with random actions, to train on"
+    return f"{count} pairs of futures of {episodes}, in {folder / inside}"
 
 
 def seconds(text: str) -> float:
@@ -180,9 +191,10 @@ def _flow(value: Any) -> str:
 def _parser() -> Parser:
     parser = Parser(
         "worldmodel new",
-        "Look at a dataset and at this machine, and write a commented config that trains a model from\n"
-        "scratch in the given time. Holds a tenth of the episodes out if nothing is held out, and records\n"
-        "twin futures of these (see record --twins) if the environment was recorded on this machine.",
+        "Look at a dataset and at this machine, time a few real steps, and write a commented config that\n"
+        "trains a model from scratch in the given time. Holds a tenth of the episodes out if nothing is\n"
+        "held out. If the environment was recorded on this machine, records twin futures of the held-out\n"
+        "episodes (see record --twins), and branches of the others: random actions to train on.",
         "worldmodel new doorkey --budget 1h --out doorkey.yaml",
     )
     parser.add_argument(
@@ -200,6 +212,12 @@ def _parser() -> Parser:
         0,
     )
     option(parser, "--twins", "most pairs of twin futures that are recorded; 0: none", NUM_TWINS)
+    option(
+        parser,
+        "--branches",
+        "most pairs of futures with random actions that are recorded as training data; 0: none",
+        NUM_BRANCHES,
+    )
     parser.add_argument(
         "--force",
         action="store_true",

@@ -1,28 +1,33 @@
-"""Twin futures of a recording: pairs of episodes that are equal up to a moment, then other actions.
+"""Twin futures of a recording: pairs of episodes that are equal up to a moment, then random actions.
 
-They are a recording of their own, in the folder `twins` inside of the other, with up to `HISTORY` steps
-before the moment. Episodes 2k and 2k + 1 are a pair, which goes on from a held-out episode of the other. No
-source reads that folder unless it is named, so nothing is trained on them.
+They are a recording of their own, in a folder inside of the other, with some steps before the moment.
+Episodes 2k and 2k + 1 are a pair. Those of held-out episodes, in `twins`, tell whether a model obeys, and
+nothing is trained on them. Those of the other episodes, in `branches`, are training data: a policy seldom
+does what a user will try.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from worldmodel.config import SourceConfig
 
-FOLDER = "twins"
-HISTORY = 16
+Inside = Literal["twins", "branches"]
+FOLDER: Inside = "twins"
+BRANCHES: Inside = "branches"
+HISTORY: Mapping[Inside, int] = {FOLDER: 16, BRANCHES: 4}
 """Most steps before the moment that are kept."""
 STEPS = 10
 """Steps after the moment, unless another number is chosen."""
 
 
-def twins_of(source: SourceConfig) -> SourceConfig | None:
-    """Return the source of the twins that were recorded beside a source; None if there are none."""
+def twins_of(source: SourceConfig, inside: Inside = FOLDER) -> SourceConfig | None:
+    """Return the source of the twins, or branches, that were recorded beside a source; None without any."""
     folder = recording_folder(source)
     if folder is None:
         return None
-    folder = folder / FOLDER
+    folder = folder / inside
     if source.kind == "lerobot":
         found = replace(source, path=str(folder), split="all", weight=0.0)
         return found if (folder / "meta" / "info.json").is_file() else None

@@ -38,8 +38,10 @@ class Worlds(Protocol):
 class Subject(Protocol):
     """An evaluated model; tests also evaluate the true simulator through this interface."""
 
-    def open(self, starts: Images | Clips, seeds: Sequence[int]) -> Worlds:
-        """Start a world from every image or video."""
+    def open(
+        self, starts: Images | Clips, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Worlds:
+        """Start a world from every image or video; `actions` are those of the last rounds of the videos."""
         ...
 
     def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> Clips:
@@ -103,10 +105,12 @@ class ModelSubject:
         self._params = sampling_params(model, num_inference_steps, None)
 
     @torch.no_grad()
-    def open(self, starts: Images | Clips, seeds: Sequence[int]) -> Worlds:
-        """Start a world from every image or video."""
+    def open(
+        self, starts: Images | Clips, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Worlds:
+        """Start a world from every image or video; `actions` are those of the last rounds of the videos."""
         films = starts if starts.ndim == 5 else starts[:, None]
-        state = start_worlds(self.model, films, tuple(seeds))
+        state = start_worlds(self.model, films, tuple(seeds), actions)
         return ModelWorlds(self.model, state, self._params, self._on_work)
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from worldmodel import signals
 from worldmodel.data.facts import hold_out
-from worldmodel.data.twins import FOLDER, STEPS
+from worldmodel.data.twins import BRANCHES, FOLDER, HISTORY, STEPS, Inside
 from worldmodel.errors import InputError, OutputError, pip_install
 from worldmodel.io import TEMPORARY_PREFIX
 from worldmodel.recording.episode import Recordable, RecordedEpisode, RecordingFormat
@@ -113,13 +113,20 @@ def record_environment(
     return path
 
 
-def record_twins(folder: str | Path, num_twins: int, budget_s: float, progress: bool = False) -> int:
+def record_twins(
+    folder: str | Path,
+    num_twins: int,
+    budget_s: float,
+    inside: Inside = FOLDER,
+    progress: bool = False,
+) -> int:
     """Record twin futures beside a recording of an environment, as many as a time allows.
 
     Args:
         folder: A recording that was made on this machine.
         num_twins: Most pairs that it shall have.
         budget_s: Seconds that they may take; `MIN_TWINS` are recorded in any case.
+        inside: twins go on from held-out episodes; branches, from the others, are training data.
         progress: Show a progress bar with the remaining time.
 
     Returns:
@@ -136,9 +143,9 @@ def record_twins(folder: str | Path, num_twins: int, budget_s: float, progress: 
             f"{str(folder)!r} was not recorded from an environment on this machine; `worldmodel record` with "
             "--twins plays it again."
         )
-    pairs = _twins(_open_environment(origin.settings), folder, origin.num_episodes, STEPS)
+    pairs = _twins(_open_environment(origin.settings), folder, origin.num_episodes, STEPS, inside)
     count = max(min(MIN_TWINS, num_twins), min(num_twins, int(budget_s / pairs.check())))
-    record(pairs, folder / FOLDER, 2 * count, origin.format, progress=progress)
+    record(pairs, folder / inside, 2 * count, origin.format, progress=progress)
     return count
 
 
@@ -324,7 +331,7 @@ def _open_environment(settings: "EnvironmentSettings") -> "EnvironmentEpisodes":
 
 
 def _twins(
-    episodes: "EnvironmentEpisodes", folder: Path, num_episodes: int, num_steps: int
+    episodes: "EnvironmentEpisodes", folder: Path, num_episodes: int, num_steps: int, inside: Inside = FOLDER
 ) -> "TwinEpisodes":
     from worldmodel.recording.twins import TwinEpisodes
 
@@ -332,7 +339,11 @@ def _twins(
         raise InputError(
             "Twins begin with episodes that are held out, and there is one; record 2 or more episodes."
         )
-    return TwinEpisodes(episodes, hold_out(folder, num_episodes), num_steps)
+    recorded = hold_out(folder, num_episodes)
+    if inside == BRANCHES:
+        held = set(recorded)
+        recorded = [number for number in range(num_episodes) if number not in held]
+    return TwinEpisodes(episodes, recorded, num_steps, HISTORY[inside])
 
 
 def _open_store(format: Format, folder: Path, recording: RecordingFormat) -> Store:

@@ -96,9 +96,18 @@ class EnvironmentEpisodes:
             index: The episode, by its seed.
             actions: The actions from its beginning.
             shown_from: The step from which frames are recorded.
+
+        The environment is opened anew: many keep something over a reset, such as the phase of an animation.
         """
         given, name = iter(actions), f"episode {index}, played again"
-        return self._play(name, self.seed(index), lambda _: next(given), len(actions), shown_from=shown_from)
+        kept, self.env = self.env, _make(self.settings)
+        try:
+            return self._play(
+                name, self.seed(index), lambda _: next(given), len(actions), shown_from=shown_from
+            )
+        finally:
+            self.env.close()
+            self.env = kept
 
     def seed(self, index: int) -> int:
         """Return the seed of an episode."""

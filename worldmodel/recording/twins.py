@@ -1,7 +1,7 @@
 """Recording of twin futures (`worldmodel.data.twins`): does the picture follow the actions?
 
-The seed and the actions of a held-out episode are played again up to a moment, and from there on two random
-sequences of actions, which differ in their first one.
+The seed and the actions of an episode are played again up to a moment, and from there on two random sequences
+of actions, which differ in their first one.
 """
 
 import time
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
-from worldmodel.data.twins import HISTORY
 from worldmodel.errors import InputError
 from worldmodel.recording.environment import EnvironmentEpisodes
 from worldmodel.recording.episode import RecordedEpisode
@@ -33,22 +32,26 @@ class TwinEpisodes:
 
     Args:
         episodes: Plays the environment.
-        held_out: The episodes of the recording that are played again.
+        recorded: The episodes of the recording that are played again.
         num_steps: Steps after the moment.
+        history: Most steps before the moment that are kept.
 
     Raises:
         InputError: `num_steps` is out of range.
     """
 
-    def __init__(self, episodes: EnvironmentEpisodes, held_out: Sequence[int], num_steps: int) -> None:
+    def __init__(
+        self, episodes: EnvironmentEpisodes, recorded: Sequence[int], num_steps: int, history: int
+    ) -> None:
         if not 1 <= num_steps <= MAX_STEPS:
             raise InputError(f"Twin futures have {num_steps} steps; use 1 to {MAX_STEPS}.")
-        self.episodes, self.held_out, self.num_steps = episodes, held_out, num_steps
+        self.episodes, self.recorded = episodes, recorded
+        self.num_steps, self.history = num_steps, history
         self.env_id, self.space = episodes.settings.env_id, episodes.env.action_space
-        twins = {"steps": num_steps, "history": HISTORY}
+        twins = {"steps": num_steps, "history": history}
         self.format = replace(episodes.format, settings={**episodes.format.settings, "twins": twins})
         self._pair = lru_cache(maxsize=1)(self._play_pair)
-        self._taken = lru_cache(maxsize=len(held_out))(episodes.actions)
+        self._taken = lru_cache(maxsize=len(recorded))(episodes.actions)
 
     def episode(self, index: int) -> RecordedEpisode:
         """Return one of a pair.
@@ -80,13 +83,13 @@ class TwinEpisodes:
 
     def _play_pair(self, number: int) -> tuple[RecordedEpisode, RecordedEpisode]:
         rng = np.random.default_rng((self.episodes.settings.seed, number))
-        index = self.held_out[number % len(self.held_out)]
+        index = self.recorded[number % len(self.recorded)]
         taken = self._taken(index)
         best: tuple[int, tuple[RecordedEpisode, RecordedEpisode]] | None = None
         for _ in range(ATTEMPTS):
             moment = int(rng.integers(max(0, len(taken) - self.num_steps) + 1))
             pair = self._futures(index, taken[:moment], rng)
-            lasted = min(len(each.actions) for each in pair) - min(moment, HISTORY)
+            lasted = min(len(each.actions) for each in pair) - min(moment, self.history)
             if best is None or lasted > best[0]:
                 best = lasted, pair
             if lasted == self.num_steps:
@@ -111,7 +114,7 @@ class TwinEpisodes:
             if draws == DRAWS:
                 raise InputError(f"{self.env_id} has one action, {one[0]!r}, so it has no twin futures.")
             other[0] = self.space.sample()
-        shown_from = max(0, len(before) - HISTORY)
+        shown_from = max(0, len(before) - self.history)
         first, second = (self.episodes.future(index, [*before, *each], shown_from) for each in (one, other))
         shared = len(before) - shown_from
         if not _equal(first, second, shared):

@@ -138,24 +138,41 @@ def play_round(
 
 
 @torch.no_grad()
-def start_worlds(model: WorldModel, frames: Clips, seeds: tuple[int, ...]) -> WorldState:
+def start_worlds(
+    model: WorldModel,
+    frames: Clips,
+    seeds: tuple[int, ...],
+    actions: Sequence[Sequence[Action]] = (),
+) -> WorldState:
     """Start worlds from an image or a video each, of which the newest `film_frames` frames count.
 
-    The last rounds of a video are observed with the null action, so the history holds what moved in it.
+    The last rounds of a video are observed, so the history holds what moved in it.
+
+    Args:
+        model: The model.
+        frames: What was observed, of the same length in all worlds.
+        seeds: The seed of every world.
+        actions: Of every world, what was done in the last rounds of its video, the newest last; rounds
+            without an action have the null action.
+
+    Raises:
+        InputError: the model does not take one of the actions.
     """
     frames = frames[:, -film_frames(model.config) :]
     count, chunk = frames.shape[1], model.config.chunk_frames
     # Frames before the last whole rounds are the first observation; at least one frame must remain for it.
-    first = count - chunk * min((count - 1) // chunk, model.config.history_rounds)
+    rounds = min((count - 1) // chunk, model.config.history_rounds)
     world = WorldState.from_frames(model, frames, seeds)
-    if first == count:
+    if not rounds:
         return world
-    seen = WorldState.from_frames(model, frames[:, :first], seeds)
-    for start in range(first, count, chunk):
-        seen = observe_round(model, seen, frames[:, start : start + chunk], (Action(),) * len(seeds))
+    done = [[Action()] * rounds + list(each) for each in actions or [()] * len(seeds)]
+    seen = WorldState.from_frames(model, frames[:, : count - rounds * chunk], seeds)
+    for left in range(rounds, 0, -1):
+        clip = frames[:, count - left * chunk : count - (left - 1) * chunk]
+        seen = observe_round(model, seen, clip, [each[-left] for each in done])
     # All frames are encoded at once, as the model would see an image or clip alone; only the memory
     # comes from playing the rounds one by one.
-    return replace(world, histories=seen.histories)
+    return replace(world, histories=seen.histories, code=seen.code)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Sessions: one live rollout that can be forked, restored and saved."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -80,7 +81,9 @@ class Session:
 
     # ---- playing -------------------------------------------------------------------------------------
 
-    def reset(self, observation: Any = None, *, text: str | None = None) -> np.ndarray:
+    def reset(
+        self, observation: Any = None, *, text: str | None = None, actions: Sequence[AnyAction] = ()
+    ) -> np.ndarray:
         """Start a new world and return its first observation as uint8 frames `[t, h, w, 3]`.
 
         Args:
@@ -88,18 +91,26 @@ class Session:
                 `[h, w, 3]` or `[t, h, w, 3]`. The rollout continues its last frame; of a video it remembers
                 as many rounds as of a rollout (`history_rounds`).
             text: A description, from which the model generates the first observation.
+            actions: What was done in the last rounds of a video, the newest last, if it is known: with it
+                the world goes on as that one did, also where an image does not show how things move.
 
         Raises:
-            InputError: the observation or text cannot be used, neither or both are given, or the model was
-                not trained to start from a text.
+            InputError: the observation or text cannot be used, neither or both are given, the model was not
+                trained to start from a text or does not take such an action, or there are more actions than
+                the video has rounds.
         """
         if (observation is None) == (text is None):
             raise InputError("Pass either an observation (image or video) or text=.")
         if text is not None:
             check_task(self.model, "imagine")
         if text is None:
-            state = start_worlds(self.model, self._read(observation)[None], (self.seed,))
+            frames = self._read(observation)
+            check_past(self.model, len(frames), len(actions))
+            done = [[Action.of(action) for action in actions]]
+            state = start_worlds(self.model, frames[None], (self.seed,), done)
         else:
+            if actions:
+                raise InputError("actions= are those of a video, and the world starts from text=.")
             blank = WorldState.blank(self.model, (self.seed,))
             (state,) = play_round(self.model, self.engine, [blank], [Action.of(text)], self.params)
         self.restore(Snapshot(state, Recording((state.frames[0],))))
@@ -357,6 +368,20 @@ def check_task(model: WorldModel, task: str) -> None:
         raise InputError(
             f"This model was not trained to {TASKS[task]} (task {task}), but on {', '.join(model.tasks)}; "
             "train it on the task, or use a model that was, such as shapes-tiny."
+        )
+
+
+def check_past(model: WorldModel, num_frames: int, num_actions: int) -> None:
+    """Check that a video has the rounds of the actions that led to it.
+
+    Raises:
+        InputError: it has fewer.
+    """
+    chunk = model.config.chunk_frames
+    if num_actions > (num_frames - 1) // chunk:
+        raise InputError(
+            f"There are {num_actions} actions for a video of {num_frames} frames; a round has {chunk} after "
+            "the first frame, so pass a longer video or fewer actions."
         )
 
 

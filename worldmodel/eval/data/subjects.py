@@ -50,17 +50,22 @@ def subjects(subject: Subject, forecasts: bool) -> dict[str, Subject]:
 
 
 def play(
-    subject: Subject, starts: Sequence[np.ndarray], actions: Sequence[Sequence[Action]], seeds: Sequence[int]
+    subject: Subject,
+    starts: Sequence[np.ndarray],
+    actions: Sequence[Sequence[Action]],
+    seeds: Sequence[int],
+    done: Sequence[Sequence[Action]] = (),
 ) -> list[Clips]:
     """Play worlds from their starts, on the subject's own frames, and return the clips of every round.
 
     Args:
         subject: The model.
-        starts: The frame before the first round of every world.
+        starts: What was seen before the first round of every world, a frame or a video.
         actions: The actions of every world, one for each round; all worlds have the same number.
         seeds: The seed of every world's noise.
+        done: The actions of the last rounds of every video.
     """
-    worlds = subject.open(np.stack(list(starts)), seeds)
+    worlds = subject.open(np.stack(list(starts)), seeds, done)
     return [worlds.step(taken) for taken in zip(*actions, strict=True)]
 
 

@@ -34,14 +34,21 @@ class Twins:
     """Two recorded futures of a moment.
 
     Attributes:
-        start: The frame of the moment.
+        past: What was seen up to the moment, uint8 `[t, h, w, 3]`: a frame, and then whole rounds.
+        done: The actions of these rounds.
         actions: The actions of either future from there on.
         clips: The true frames of either, uint8 `[t, h, w, 3]` for each round.
     """
 
-    start: Frame
+    past: Frames
+    done: tuple[Action, ...]
     actions: tuple[tuple[Action, ...], tuple[Action, ...]]
     clips: tuple[tuple[Frames, ...], tuple[Frames, ...]]
+
+    @property
+    def start(self) -> Frame:
+        """The frame of the moment."""
+        return self.past[-1]
 
     def first(self, rounds: int) -> "Twins":
         """Return the same futures with their first rounds."""
@@ -62,13 +69,16 @@ def twin_reader(data: DataConfig, model: WorldModelConfig, seed: int = 0) -> Epi
 def read_twins(reader: EpisodeReader, count: int) -> Iterator[Twins]:
     """Yield up to `count` pairs; those of which one cannot be read are left out.
 
+    Their past is as long as what the model remembers of a video (`history_rounds`), or as far as it was
+    recorded: one frame does not show how things move.
+
     Raises:
         InputError: as `EpisodeReader.read`.
     """
-    pairs = (list(pair) for _, pair in groupby(reader.read(), lambda each: each.number // 2))
     yielded = 0
-    for pair in pairs:
-        found = _forked(*pair) if len(pair) == 2 else None
+    for _, pair in groupby(reader.read(), lambda each: each.number // 2):
+        one, *others = pair
+        found = _forked(one, others[0], reader.model.history_rounds) if others else None
         if found is None:
             continue
         yield found
@@ -77,15 +87,18 @@ def read_twins(reader: EpisodeReader, count: int) -> Iterator[Twins]:
             return
 
 
-def _forked(one: Recorded, other: Recorded) -> Twins | None:
+def _forked(one: Recorded, other: Recorded, history: int) -> Twins | None:
     """Return the futures after the first action that differs; None if none does."""
     differ = (number for number, (a, b) in enumerate(zip(one.actions, other.actions, strict=False)) if a != b)
     moment = next(differ, None)
     if moment is None:
         return None
+    first = max(0, moment - history)
+    past = np.concatenate([one.starts[first][None], *one.clips[first:moment]])
     length = min(len(one.actions), len(other.actions))
     actions = one.actions[moment:length], other.actions[moment:length]
-    return Twins(one.starts[moment], actions, (one.clips[moment:length], other.clips[moment:length]))
+    clips = one.clips[moment:length], other.clips[moment:length]
+    return Twins(past, one.actions[first:moment], actions, clips)
 
 
 def twin_figures(
@@ -178,13 +191,14 @@ def _steps(length: str) -> str:
 
 
 def _batches(pairs: Sequence[Twins]) -> Iterator[list[Twins]]:
-    """Yield batches of futures of the same length; a batch plays two worlds for each."""
-    waiting: dict[int, list[Twins]] = {}
+    """Yield batches of futures and pasts of the same lengths; a batch plays two worlds for each."""
+    waiting: dict[tuple[int, int], list[Twins]] = {}
     for pair in pairs:
-        batch = waiting.setdefault(len(pair.actions[0]), [])
+        lengths = len(pair.actions[0]), len(pair.done)
+        batch = waiting.setdefault(lengths, [])
         batch.append(pair)
         if len(batch) == BATCH // 2:
-            yield waiting.pop(len(pair.actions[0]))
+            yield waiting.pop(lengths)
     yield from waiting.values()
 
 
@@ -197,10 +211,11 @@ def _rows(
 ) -> dict[str, tuple[Clips, Clips]]:
     """Return both films of every pair by the model and by the simpler predictions beside it."""
     starts, count = [pair.start for pair in batch], len(batch)
+    past, done = [pair.past for pair in batch] * 2, [pair.done for pair in batch] * 2
     actions = [pair.actions[which] for which in (0, 1) for pair in batch]
     rows: dict[str, tuple[Clips, Clips]] = {}
     for name, each in subjects(subject, forecasts).items():
-        films = np.concatenate(play(each, [*starts, *starts], actions, [*seeds, *seeds]), axis=1)
+        films = np.concatenate(play(each, past, actions, [*seeds, *seeds], done), axis=1)
         rows[name] = films[:count], films[count:]
     one, other = (
         np.concatenate([subject.reconstruct(np.stack(clips)) for clips in zip(*rounds, strict=True)], axis=1)
