@@ -47,7 +47,7 @@ def test_commands_of_the_tutorial(
             words += ["precision=fp32", "checkpoint_every=2", "validation.batches=1", "validation.every=2"]
             words += [
                 f"stages.{name}.{key}=2"
-                for name in ("codec", "single", "state")
+                for name in ("codec", "state", "rollout")
                 for key in ("steps", "batch_size")
             ]
         assert main(words) == 0, capsys.readouterr().err

@@ -132,7 +132,7 @@ def test_frames_whose_cells_can_be_merged_keep_their_size(
     assert (model.codec.image_size, model.query_merge, model.vision.merge) == (72, 3, 3)
     assert "scaled" not in capsys.readouterr().out
     assert made(path, tmp_path).model.codec.image_size == 64
-    assert "72 x 72 pixels, scaled to 64 x 64" in capsys.readouterr().out
+    assert "64 x 64 pixels, scaled" in capsys.readouterr().out
     eleven = made(recorded(tmp_path / "eleven", KEYS, 10, side=88), tmp_path, "--size", "88").model
     assert (eleven.codec.image_size, eleven.query_merge, eleven.vision.merge) == (80, 2, 2)
 
@@ -319,8 +319,21 @@ def test_steps_are_set_by_the_durations_of_real_ones(
     assert sum(found.seconds.values()) == pytest.approx(3600 * recipe.OVERHEAD, rel=0.1)
     for name, stage in found.config.stages.items():
         assert replace(stage, steps=1) == replace(stages[name], steps=1)
-    for name in ("codec", "single"):
+    for name in ("codec", "state"):
         assert found.config.stages[name].steps > 2 * planned.config.stages[name].steps
+
+
+@pytest.mark.parametrize(
+    ("actor", "recorded_side", "side"),
+    [(None, 256, 0), (30.0, 256, 0), (12.0, 256, 96), (1.0, 256, 128), (12.0, 64, 0), (12.0, 80, 80)],
+)
+def test_frames_are_larger_where_actions_change_few_pixels(
+    tmp_path: Path, actor: float | None, recorded_side: int, side: int
+) -> None:
+    facts = read_facts(recorded(tmp_path / "set", KEYS, 10, side=64), tmp_path / "world.yaml")
+    planned = recipe.plan(facts, 3600, MACHINE, "run")
+    assert planned.config.model.codec.image_size == 64
+    assert new._side(planned, replace(facts, height=recorded_side, width=recorded_side), actor) == side
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["set", "--budget", "soon"], ["set", "--budget", "1s"]])
@@ -382,4 +395,4 @@ def test_the_config_trains_a_model_that_plays(side: int, tmp_path: Path) -> None
         frames = session.step({"keys": [key]}).frames
         assert (frames.shape, frames.dtype) == ((1, side, side, 3), np.uint8)
     metrics = read_metrics(tmp_path / "run")
-    assert list(metrics) == ["codec", "single", "state"]
+    assert list(metrics) == ["codec", "state", "rollout"]

@@ -1,5 +1,6 @@
 """`worldmodel new`: write a config that trains a model from scratch on a dataset."""
 
+import math
 import re
 import sys
 from argparse import Namespace
@@ -12,10 +13,15 @@ from worldmodel.config import SourceConfig, VisionConfig, height_width
 from worldmodel.errors import InputError, WorldModelError
 
 if TYPE_CHECKING:
+    from worldmodel.data.facts import DatasetFacts
     from worldmodel.data.twins import Inside
     from worldmodel.train.recipe import Machine, Recipe
 
 NUM_TWINS, NUM_BRANCHES = 100, 500
+NUM_LOOKED_AT = 40
+"""Pairs of twins by which the size of what actions move is measured."""
+FEW_PIXELS, MAX_SIDE = 24, 128
+"""Where an action changes fewer pixels, frames are larger, up to this side and to their recorded size."""
 TWINS_SHARE = 0.05
 """Share of the time that recording twin futures may take, and branches the same."""
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -34,16 +40,19 @@ def main(argv: list[str]) -> None:
     from worldmodel.train.recipe import Machine, plan, timed
 
     facts, machine = read_facts(args.dataset, path, args.force), Machine.measure()
-    name = f"runs/{path.stem}"
-    recipe = plan(facts, budget_s, machine, name, args.size)  # which also says if the time is too short
-    model = recipe.config.model
-    given, (height, width) = (facts.height, facts.width), height_width(model.codec.image_size)
-    scaled = "" if given == (height, width) else f", scaled to {width} x {height} (see --size)"
-    print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels{scaled}")
+    recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", args.size)
+    print(f"data       {facts.num_episodes} episodes, {facts.width} x {facts.height} pixels")
     for line in glance(recipe.config.data):
         print(f"           {line}")
     print(f"twins      {_futures(facts.train, FOLDER, args.twins, budget_s)}")
     print(f"branches   {_futures(facts.train, BRANCHES, args.branches, budget_s)}")
+    actor = _actor_pixels(recipe)
+    side = _side(recipe, facts, actor)
+    if not args.size and actor is not None and side:
+        recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", side)
+        actor = _actor_pixels(recipe)
+    if actor is not None:
+        print(f"actor      an action changes {actor:.0f} pixels of the frame after it{_advice(actor)}")
     branches = twins_of(facts.train, BRANCHES)
     if branches is not None:  # half of what is trained on: more actions than a policy takes
         data = recipe.config.data
@@ -52,7 +61,11 @@ def main(argv: list[str]) -> None:
     recipe = timed(recipe, budget_s)
     with atomic_file(path) as temporary:
         temporary.write_text(as_yaml(recipe, machine, args), encoding="utf-8")
+    model = recipe.config.model
+    height, width = height_width(model.codec.image_size)
     print(f"machine    {machine.device}, {machine.tflops:.3g} TFLOP/s in a matrix product")
+    scaled = "" if (facts.height, facts.width) == (height, width) else ", scaled (see --size)"
+    print(f"frames     {width} x {height} pixels{scaled}")
     frame, seen = model.codec.cells, model.codec.cells // model.vision.merge**2
     print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {frame} latent cells per frame")
     print(f"round      {seen} vision tokens, the action and {model.num_queries} queries")
@@ -60,6 +73,36 @@ def main(argv: list[str]) -> None:
     print(f"time       about {sum(recipe.seconds.values()) / 60:.0f} minutes of steps ({minutes})")
     print(f"memory     about {recipe.memory / 2**30:.1f} GiB, without libraries")
     print(f"config     {path}\n\nnext:\n{_next_steps(args.out, recipe.config.run_dir, bool(facts.held))}")
+
+
+def _actor_pixels(recipe: "Recipe") -> float | None:
+    """Return the median number of pixels that differ after one action or another; None without twins."""
+    import numpy as np
+
+    from worldmodel.eval.data.twins import read_twins, twin_reader
+    from worldmodel.eval.metrics.obeyed import where_differ
+
+    held = recipe.config.data.sources.get("held")
+    reader = held and twin_reader(replace(recipe.config.data, sources={"held": held}), recipe.config.model)
+    if not reader:
+        return None
+    pairs = [pair.clips for pair in read_twins(reader, NUM_LOOKED_AT)]
+    areas = [where_differ(one[0], other[0]).sum(axis=(1, 2)).max() for one, other in pairs]
+    changed = [area for area in areas if area]
+    return float(np.median(changed)) if changed else None
+
+
+def _side(recipe: "Recipe", facts: "DatasetFacts", actor: float | None) -> int:
+    """Return the side of larger frames in which actions change enough pixels; 0 where these suffice."""
+    side = max(height_width(recipe.config.model.codec.image_size))
+    if actor is None or actor >= FEW_PIXELS or side >= max(facts.height, facts.width):
+        return 0
+    wanted = side * math.sqrt(FEW_PIXELS / actor)
+    return min(MAX_SIDE, max(facts.height, facts.width), math.ceil(wanted / 16) * 16)
+
+
+def _advice(actor: float) -> str:
+    return "" if actor >= FEW_PIXELS else ", which is little: record larger frames, or crop them"
 
 
 def _futures(source: SourceConfig, inside: "Inside", most: int, budget_s: float) -> str:
@@ -117,6 +160,7 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
         "model:",
         f"  fps: {model.fps}",
         f"  chunk_frames: {model.chunk_frames}          # new frames per action: one round",
+        f"  history_rounds: {model.history_rounds}        # rounds remembered: one frame shows no motion",
         *(["  pace: on_action          # each recorded round has an action: the world waits for one"]
           if model.pace == "on_action" else []),
         *([f"  query_merge: {model.query_merge}          # latent cells along each side that share a query"]
@@ -148,8 +192,8 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
 COMMENTS = {
     "codec": "The video autoencoder. When it is trained, the log says what it alone returns of held-out "
     "frames: nothing that it loses can be predicted.",
-    "single": "One action and the frames after it.",
-    "state": "Many rounds in a row, more and more often from the model's own predictions, against drift.",
+    "state": "A few rounds in a row: actions and the frames after them.",
+    "rollout": "Many rounds, more and more often from the model's own predictions, against drift.",
 }
 """Purpose of each stage."""
 GENERATOR = """\
@@ -208,7 +252,7 @@ def _parser() -> Parser:
         parser,
         "--size",
         "greatest side of the frames in pixels, which keep their size where it suits the codec "
-        "(default: 64, or 128 on a machine with 64 GiB)",
+        "(default: 64, or 128 on a machine with 64 GiB; more where actions change few pixels)",
         0,
     )
     option(parser, "--twins", "most pairs of twin futures that are recorded; 0: none", NUM_TWINS)
