@@ -1,6 +1,7 @@
 """Environments and policies that misbehave, or give pictures in another form, while they are recorded."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ class Mover(gymnasium.Env):
             "grey1": lambda: frame[..., :1],
             "rgba": lambda: np.concatenate([frame, np.full((SIDE, SIDE, 1), 255, np.uint8)], -1),
             "list": lambda: [frame * 0, frame],
+            "floats": lambda: frame / 255,
+            "large floats": lambda: frame / 1.0,
             "grows": lambda: np.pad(frame, ((0, 2 * self.steps), (0, 0), (0, 0))),
             "empty": list,
         }
@@ -103,7 +106,22 @@ def num_recorded(folder: Path) -> int:
     return json.loads(info.read_text())["total_episodes"] if info.is_file() else 0
 
 
-@pytest.mark.parametrize("form", ["grey", "grey1", "rgba", "list"])
+def test_pixels_of_boards_are_repeated() -> None:
+    """MinAtar draws one pixel per cell; interpolation would blur what stands beside each other."""
+    sizes = [replace(settings(), size=size) for size in (None, 2 * SIDE, 3 * SIDE // 2)]
+    plain, twice, other = (
+        next(iter(EnvironmentEpisodes(each).episode(0).cameras.values())) for each in sizes
+    )
+    assert np.array_equal(twice, plain.repeat(2, axis=1).repeat(2, axis=2))
+    assert len(np.unique(other[0].reshape(-1, 3), axis=0)) > len(np.unique(plain[0].reshape(-1, 3), axis=0))
+
+
+def test_floats_beyond_one_are_no_pictures() -> None:
+    with pytest.raises(InputError, match="float64 values"):
+        EnvironmentEpisodes(settings(form="large floats")).episode(0)
+
+
+@pytest.mark.parametrize("form", ["grey", "grey1", "rgba", "list", "floats"])
 def test_pictures_of_other_forms_are_converted(form: str) -> None:
     plain, other = (EnvironmentEpisodes(settings(form=each)).episode(0) for each in ("rgb", form))
     (found,), (wanted,) = other.cameras.values(), plain.cameras.values()

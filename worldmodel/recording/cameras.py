@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from worldmodel.config import ImageSize
+from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import crop_and_resize
 
@@ -68,9 +68,13 @@ class Cameras:
                 f"The camera {name!r} of {self.source} gives {shape}, not an image; record a camera of uint8 "
                 "[height, width] with 3 colour channels, 1, 4 or none."
             )
+        height, width = image.shape[:2]
         if self.size is not None:
+            wanted, times = height_width(self.size), height_width(self.size)[0] // height
+            if times > 1 and wanted == (times * height, times * width):  # one pixel per cell of a board
+                return image.repeat(times, axis=0).repeat(times, axis=1)
             return crop_and_resize(Image.fromarray(image), self.size)
-        height, width = image.shape[:2]  # H.264 needs even sides
+        # H.264 needs even sides.
         return np.pad(image, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
 
 
@@ -88,12 +92,19 @@ def images_in(camera: str, picture: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _rgb(picture: Any) -> np.ndarray | None:
-    """Return an RGB image of an RGB, RGBA or grey one, or of the newest of a list; None if it is none."""
+    """Return an RGB image of an RGB, RGBA or grey one, or of the newest of a list; None if it is none.
+
+    Values are 0 to 255 in uint8, or 0 to 1 in floats.
+    """
     if isinstance(picture, list | tuple) and picture and isinstance(picture[-1], np.ndarray):
         picture = picture[-1]
     image = np.asarray(picture)
     if image.ndim == 2:
         image = image[..., None]
+    # Other arrays of floats may be anything, such as measurements.
+    coloured = image.size and np.issubdtype(image.dtype, np.floating) and image.shape[-1] in (3, 4)
+    if coloured and 0 <= image.min() <= image.max() <= 1:
+        image = np.round(image * 255).astype(np.uint8)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3, 4) or 0 in image.shape:
         return None
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[..., :3]
