@@ -102,6 +102,7 @@ class Slide(gymnasium.Env):
             key = KEYS[self.steps % 3]
         self.frame = moved(self.frame, key)
         fallen = self.kind == "falls" and key == "right"
+        fallen |= self.kind == "keeps a phase" and self.phase % 9 == 0
         return np.zeros(2, np.float32), 0.0, fallen or self.steps >= self.length, False, {}
 
     def render(self) -> np.ndarray:

@@ -51,7 +51,7 @@ class TwinEpisodes:
         twins = {"steps": num_steps, "history": history}
         self.format = replace(episodes.format, settings={**episodes.format.settings, "twins": twins})
         self._pair = lru_cache(maxsize=1)(self._play_pair)
-        self._taken = lru_cache(maxsize=len(recorded))(episodes.actions)
+        self._taken = lru_cache(maxsize=len(recorded))(self._play_again)
 
     def episode(self, index: int) -> RecordedEpisode:
         """Return one of a pair.
@@ -80,6 +80,14 @@ class TwinEpisodes:
                 f"random futures of {self.num_steps} steps are alike; check its actions and the camera."
             )
         return took
+
+    def _play_again(self, index: int) -> list[Any]:
+        """Return what the policy does in an episode of an environment that is opened anew, as futures are."""
+        fresh = EnvironmentEpisodes(self.episodes.settings)
+        try:
+            return fresh.actions(index)
+        finally:
+            fresh.close()
 
     def _play_pair(self, number: int) -> tuple[RecordedEpisode, RecordedEpisode]:
         rng = np.random.default_rng((self.episodes.settings.seed, number))
