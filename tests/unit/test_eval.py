@@ -88,7 +88,9 @@ class TrueSubject:
             self.known[case.start.tobytes()] = scene
             self.meant[case.start.tobytes(), case.caption] = plan
 
-    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Worlds:
+    def open(
+        self, images: np.ndarray, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Worlds:
         return TrueWorlds([self.known[image.tobytes()] for image in images], self)
 
     def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
@@ -118,7 +120,9 @@ class TrueSubject:
 class CopySubject(TrueSubject):
     """Repeats the first frame and always gives the same answer."""
 
-    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Worlds:
+    def open(
+        self, images: np.ndarray, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Worlds:
         still = np.repeat(images[:, None], shapes.FRAMES_PER_CLIP, axis=1)
 
         class Still:

@@ -134,7 +134,9 @@ class Walker:
     def __init__(self, obeys: bool = True) -> None:
         self.obeys = obeys
 
-    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Walk:
+    def open(
+        self, images: np.ndarray, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Walk:
         return Walk(images, self.obeys)
 
     def imagine(self, texts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:

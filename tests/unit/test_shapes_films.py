@@ -89,7 +89,9 @@ class Continues:
     def with_steps(self, num_inference_steps: int) -> "Continues":
         return self
 
-    def open(self, starts: np.ndarray, seeds: Sequence[int]) -> Worlds:
+    def open(
+        self, starts: np.ndarray, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Worlds:
         if starts.ndim == 4:
             made = np.repeat(starts[:, None], shapes.FRAMES_PER_CLIP, axis=1)
         else:

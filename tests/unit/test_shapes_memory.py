@@ -76,7 +76,9 @@ class Remembers:
     def with_steps(self, num_inference_steps: int) -> "Remembers":
         return self
 
-    def open(self, images: np.ndarray, seeds: Sequence[int]) -> Worlds:
+    def open(
+        self, images: np.ndarray, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
+    ) -> Worlds:
         known = [self.clips.get(image.tobytes()) for image in images]
 
         class Played:
