@@ -64,6 +64,19 @@ Action = ActionBody | Prompt | None
 """A text, an `ActionBody`, or null for the empty action."""
 
 
+def _from_text(value: Any) -> Any:
+    """Parse actions that a form sends as JSON in a text field."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("in a form, actions are one JSON list") from None
+    return value
+
+
+Actions = Annotated[Annotated[list[Action], Field(max_length=MAX_ACTIONS)], BeforeValidator(_from_text)]
+
+
 # Worlds
 
 
@@ -89,6 +102,8 @@ class WorldRequest(Generation):
     text: Prompt | None = None
     prompt: Prompt | None = None
     """Alias of `text`."""
+    actions: Actions = []
+    """What was done in the last rounds of an uploaded video, the newest last: it goes on as it moved."""
 
 
 class ResetRequest(RequestBody):
@@ -230,18 +245,6 @@ class Deleted(ResponseBody):
 
 # Videos
 
-
-def _from_text(value: Any) -> Any:
-    """Parse actions that a form sends as JSON in a text field."""
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            raise ValueError("in a form, actions are one JSON list") from None
-    return value
-
-
-Actions = Annotated[Annotated[list[Action], Field(max_length=MAX_ACTIONS)], BeforeValidator(_from_text)]
 Seconds = Annotated[str, *_form(r"[0-9]{1,4}(\.[0-9]{1,3})?", "a number of seconds, such as 4 or 2.5")]
 NumFrames = Annotated[int, Field(ge=1, le=1_000_000)]
 MediaUrl = Annotated[str, Field(max_length=MAX_MEDIA_CHARACTERS, pattern=r"^data:")]

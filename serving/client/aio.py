@@ -211,11 +211,25 @@ class AsyncWorlds:
         observation: Observation | None = None,
         *,
         text: str | None = None,
+        actions: Sequence[AnyAction] = (),
         fps: float = CLIP_FPS,
         **options: Unpack[Options],
     ) -> AsyncRemoteWorld:
-        """Start a world from an image or video, or from a text; `fps` applies to a clip in memory."""
+        """Start a world from an image or video, or from a text.
+
+        Args:
+            observation: The image or video.
+            text: A description.
+            actions: What was done in the last rounds of the video, the newest last.
+            fps: Frame rate of a clip in memory.
+            options: Generation settings.
+
+        Raises:
+            InputError: neither or both of observation and text are given.
+        """
         settings = drop_none(text=text, **options)
+        if actions:
+            settings["actions"] = json.dumps([as_json(action) for action in actions])
         if (observation is None) == (text is None):
             raise InputError("A world starts from an observation or from a text; pass one of them.")
         if observation is None:

@@ -19,7 +19,7 @@ from fastapi import WebSocket, WebSocketDisconnect
 from worldmodel.actions import Action
 from worldmodel.config import height_width
 from worldmodel.errors import InputError, WorldModelError
-from worldmodel.serving.actions import ActionSchema
+from worldmodel.serving.actions import ActionSchema, plain
 from worldmodel.serving.context import OpenSession, ServerContext
 from worldmodel.serving.errors import (
     ApiError,
@@ -214,9 +214,10 @@ class Connection:
         frames = None if upload is None else await decode_observation(upload, self._context.model_config)
         text = (event.text or event.prompt) if frames is None else None
         settings = generation_settings(self._context, event, event.adapter)
+        actions = [Action.of(plain(action)) for action in event.actions]
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
-                return await self._service.start(frames, text=text, settings=settings)
+                return await self._service.start(frames, text=text, actions=actions, settings=settings)
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
 

@@ -68,7 +68,8 @@ async def start(request: Request, context: Context, caller: Caller) -> protocol.
     if body.text is not None and body.prompt is not None:
         raise InputError("text and prompt are the same field; send one of them.")
     settings = generation_settings(context, body)
-    origin = await _origin(context, body.text or body.prompt, upload)
+    actions = tuple(Action.of(plain(action)) for action in body.actions)
+    origin = await _origin(context, body.text or body.prompt, upload, actions)
     world = await while_connected(request, context.worlds.start(caller, origin or Origin(), settings))
     return world_object(context, world)
 
@@ -262,9 +263,11 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
     )
 
 
-async def _origin(context: Context, text: str | None, upload: bytes | None) -> Origin | None:
+async def _origin(
+    context: Context, text: str | None, upload: bytes | None, actions: tuple[Action, ...] = ()
+) -> Origin | None:
     if text is not None and upload is not None:
         raise InputError("A world starts from a text or from an upload; send one of them.")
     if upload is not None:
-        return Origin(frames=await decode_observation(upload, context.model_config))
-    return Origin(text=text) if text is not None else None
+        return Origin(frames=await decode_observation(upload, context.model_config), actions=actions)
+    return Origin(text=text, actions=actions) if text is not None else None

@@ -186,7 +186,7 @@ class WorldRegistry:
         began = time.monotonic()
         with self.starting(owner) as slot:
             world = await self._within_deadline(
-                self.service.start(origin.frames, text=origin.text, settings=settings)
+                self.service.start(origin.frames, text=origin.text, actions=origin.actions, settings=settings)
             )
         self.metrics.time_to_first_chunk.observe(time.monotonic() - began)
         return await self._add(OwnedWorld(world, origin, slot))
@@ -436,7 +436,8 @@ class WorldRegistry:
         """Restart a world from `origin`, by default from its first one; return the first observation."""
         async with self._locked(entry):
             origin = origin or entry.origin
-            frames = await self._run(entry, entry.world.reset(origin.frames, text=origin.text))
+            started = entry.world.reset(origin.frames, text=origin.text, actions=origin.actions)
+            frames = await self._run(entry, started)
             entry.origin, entry.last_step = origin, None
             await self._save(entry, changed=True)
             return frames

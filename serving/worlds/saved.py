@@ -26,6 +26,7 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import WorldState, film_frames, observed_frames, observed_latents
 from worldmodel.serving.actions import JsonAction
+from worldmodel.serving.protocol import MAX_ACTIONS
 from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.service import WorldSettings
 
@@ -42,6 +43,8 @@ class Origin:
 
     frames: np.ndarray | None = None
     text: str | None = None
+    actions: tuple[Action, ...] = ()
+    """What was done in the last rounds of the frames."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class SavedWorld:
             outcome=state.outcomes[0] if state.outcomes else None,
             timesteps=None if state.trace is None else list(state.trace.timesteps),
             text=self.origin.text,
+            actions=list(self.origin.actions),
             last_action=self.last_action,
         )
         metadata = {"format": FORMAT, "model": identity.model, "world": header.model_dump_json()}
@@ -113,9 +117,10 @@ class SavedWorld:
             if adapter is not None:  # `WorldService.settings` refuses names that the server lacks
                 _check_same(f"adapter {settings.adapter!r}", header.adapter or "", adapter)
             state = _Reader(tensors, model).state(header)
-            origin = tensors.get("origin")
-            frames = None if origin is None else origin.numpy()
-            return cls(settings, state, Origin(frames, header.text), header.last_action)
+            first = tensors.get("origin")
+            frames = None if first is None else first.numpy()
+            origin = Origin(frames, header.text, tuple(header.actions))
+            return cls(settings, state, origin, header.last_action)
         except InputError:
             raise
         except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
@@ -136,6 +141,7 @@ class _Header(BaseModel):
     timesteps: list[float] | None
     """Of the trace."""
     text: str | None
+    actions: Annotated[list[JsonAction], Field(max_length=MAX_ACTIONS)]
     last_action: JsonAction | None
 
 

@@ -39,8 +39,15 @@ from worldmodel.rollout.round import (
     start_chunks,
     start_worlds,
 )
-from worldmodel.rollout.session import check_task, confidence_rows, read_question, sampling_params, transition
-from worldmodel.rollout.state import WorldState, newest_observation
+from worldmodel.rollout.session import (
+    check_past,
+    check_task,
+    confidence_rows,
+    read_question,
+    sampling_params,
+    transition,
+)
+from worldmodel.rollout.state import WorldState, film_frames, newest_observation
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
 from worldmodel.serving.engine.completion import Completion, TextParams, last
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
@@ -150,18 +157,25 @@ class WorldService:
         frames: np.ndarray | None = None,
         *,
         text: str | None = None,
+        actions: Sequence[Action] = (),
         settings: WorldSettings | None = None,
         **options: Any,
     ) -> "World":
         """Start a world from frames (uint8 `[t, h, w, 3]`, the model's size) or from a description.
 
-        Instead of settings, `options` are those of `WorldService.settings`.
+        Args:
+            frames: What was observed.
+            text: A description.
+            actions: What was done in the last rounds of the frames.
+            settings: Settings of the world.
+            options: Instead of settings, those of `WorldService.settings`.
 
         Raises:
-            InputError: neither or both are given, or a setting is out of range.
+            InputError: neither or both are given, the frames have fewer rounds than there are actions, the
+                model does not take one of them, or a setting is out of range.
         """
         settings = settings or self.settings(**options)
-        return World(self, settings, await self.first(settings, frames, text))
+        return World(self, settings, await self.first(settings, frames, text, actions))
 
     async def resume(
         self, settings: WorldSettings, state: WorldState, world_id: str | None = None
@@ -287,20 +301,28 @@ class WorldService:
         yield Completion(self.model.backbone.text(tokens), len(prefix), len(tokens), reason)
 
     async def first(
-        self, settings: WorldSettings, frames: np.ndarray | None, description: str | None
+        self,
+        settings: WorldSettings,
+        frames: np.ndarray | None,
+        description: str | None,
+        actions: Sequence[Action] = (),
     ) -> WorldState:
         """Return the initial state of a world, from frames or generated from a description.
 
         Raises:
-            InputError: neither or both are given.
+            InputError: neither or both are given, or the frames have fewer rounds than there are actions.
         """
         if (frames is None) == (description is None):
             raise InputError("Pass either an image or video, or a text.")
         seeds = (settings.seed,)
-        if frames is None:
-            check_task(self.model, "imagine")
         if frames is not None:
-            return await self._run(settings.adapter, start_worlds, self.model, frames[None], seeds)
+            # A longer video was cut when it was decoded: only its end is remembered.
+            if len(frames) < film_frames(self.model.config):
+                check_past(self.model, len(frames), len(actions))
+            return await self._run(settings.adapter, start_worlds, self.model, frames[None], seeds, [actions])
+        if actions:
+            raise InputError("actions are those of an uploaded video, and the world starts from a text.")
+        check_task(self.model, "imagine")
         blank = await self._run(settings.adapter, WorldState.blank, self.model, seeds)
         return await self.play(settings, blank, Action.of(description))
 
@@ -416,13 +438,15 @@ class World:
             self.settings, self._state, Action.of(action), num_draws, max_futures
         )
 
-    async def reset(self, frames: np.ndarray | None = None, *, text: str | None = None) -> np.ndarray:
+    async def reset(
+        self, frames: np.ndarray | None = None, *, text: str | None = None, actions: Sequence[Action] = ()
+    ) -> np.ndarray:
         """Restart the world, delete its snapshots, and return the first observation.
 
         Raises:
-            InputError: neither or both are given.
+            InputError: as `WorldService.start`.
         """
-        self._state = await self._service.first(self.settings, frames, text)
+        self._state = await self._service.first(self.settings, frames, text, actions)
         self._snapshots.clear()
         return self.last_frames
 

@@ -43,6 +43,8 @@ def test_commands_of_the_tutorial(
     for words in map(small, commands()):
         if words[0] in ("demo", "serve"):
             continue
+        if words[0] == "new":
+            words += ["--twins", "10", "--branches", "10"]
         if words[0] == "train":
             words += ["precision=fp32", "checkpoint_every=2", "validation.batches=1", "validation.every=2"]
             words += [

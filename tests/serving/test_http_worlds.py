@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import time
 import zipfile
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from served import KEYS, bearer, error_of, frames_of, local
 
 from worldmodel.actions import Action
 from worldmodel.actions.words import say
+from worldmodel.media.encoding import encode_video
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.engine.local import InProcessEngine
@@ -71,6 +73,47 @@ def test_world_matches_session(api: LocalClient, model: WorldModel, image: np.nd
         assert response.headers["x-round"] == response.headers["x-step-id"] == str(step_id)
     assert api.get(f"/v1/worlds/{world['id']}").json()["round"] == 4
     assert [each["id"] for each in api.get("/v1/worlds").json()["data"]] == [world["id"]]
+
+
+def test_a_world_goes_on_as_an_uploaded_video_did(api: LocalClient, model: WorldModel) -> None:
+    film = np.random.default_rng(2).integers(0, 256, (17, 32, 32, 3), dtype=np.uint8)
+    video, done = encode_video(film, 8), [None, {"vector": [0.9, -0.8, 0.7]}]
+    world = start_video(api, video, actions=json.dumps(done), seed="3", num_inference_steps="2")
+    session, still = (model.session(seed=3, num_inference_steps=2) for _ in range(2))
+    session.reset(video, actions=done)
+    still.reset(video)
+    response = api.post(f"/v1/worlds/{world['id']}/step", json={"step_id": 1}, params=NPY)
+    made, expected = frames_of(response).astype(int), session.step().frames
+    assert np.abs(made - expected).max() <= 1
+    assert np.abs(made - still.step().frames).max() > 1
+    # It starts so again after a reset, also on another server.
+    copy = api.get(f"/v1/worlds/{world['id']}/snapshot").content
+    response = api.post("/v1/worlds", files={"snapshot": ("x.safetensors", copy)})
+    for identity in (world["id"], response.json()["id"]):
+        assert api.post(f"/v1/worlds/{identity}/reset", json={}).status_code == 200
+        again = api.post(f"/v1/worlds/{identity}/step", json={"step_id": 1}, params=NPY)
+        assert np.array_equal(frames_of(again), made)
+
+
+def start_video(api: LocalClient, video: bytes, **fields: str) -> dict[str, Any]:
+    response = api.post("/v1/worlds", files={"observation": ("x.mp4", video)}, data=fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_actions_without_their_rounds_are_refused(api: LocalClient, png: bytes) -> None:
+    files = {"observation": ("x.png", png)}
+    for body, said in (
+        ({"data": {"actions": '[{"keys": ["left"]}]'}, "files": files}, "1 actions for a video of 1 frames"),
+        ({"data": {"actions": "left"}, "files": files}, "one JSON list"),
+        ({"json": {"text": "a ball", "actions": [None]}}, "actions are those of an uploaded video"),
+    ):
+        response = api.post("/v1/worlds", **body)
+        assert response.status_code == 400 and said in response.text
+    film = encode_video(np.zeros((9, 32, 32, 3), np.uint8), 8)
+    data = {"actions": '[{"keys": ["jump"]}]'}
+    response = api.post("/v1/worlds", files={"observation": ("x.mp4", film)}, data=data)
+    assert response.status_code == 400 and "jump" in response.text
 
 
 def test_frame_formats(api: LocalClient, png: bytes) -> None:
