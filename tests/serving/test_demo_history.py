@@ -125,7 +125,9 @@ def test_a_cancelled_call_changes_nothing(address: str) -> None:
         history.catalog = World()
         await history.step({"keys": ["right"]})
         assert history.branch.world.round == history.branch.at == 3
-        np.testing.assert_array_equal(history.branch.now.clip, futures[1][1].clip)
+        # Two futures are a batch, and a step is alone: equal up to rounding.
+        alone, beside = (clip.astype(int) for clip in (history.branch.now.clip, futures[1][1].clip))
+        np.testing.assert_allclose(alone, beside, atol=1)
 
     play(address, body)
 
