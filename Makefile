@@ -24,7 +24,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help docs smollm2 demo test test-changed test-vllm test-engines test-all check format train-tiny eval bench soak gpu-check vllm-cpu clean
+.PHONY: help docs web smollm2 demo test test-changed test-vllm test-engines test-all check format train-tiny eval bench soak gpu-check vllm-cpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -94,6 +94,11 @@ check: .venv/ready-dev ## run the checks of the code: format, lint, spelling, ty
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/ready-dev ## build the documentation into .cache/site
 	$(BIN)/mkdocs build --strict --quiet
+
+web: docs ## build the documentation with two worlds that play in it, without a server
+	@rm -rf $(CACHE)/site/play
+	$(BIN)/worldmodel export minigrid-doorkey --web $(CACHE)/site/play/minigrid-doorkey
+	$(BIN)/worldmodel export shapes-tiny --web $(CACHE)/site/play/shapes-tiny
 
 format: .venv/ready-dev ## format the code and apply the fixes of the linter
 	$(BIN)/ruff check --fix .

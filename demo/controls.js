@@ -1,5 +1,9 @@
-// Controls of actions, one for each widget that the server names: what is held in a round, sliders, buttons, a drag.
+// Controls of actions, one for each widget that a world names: what is held in a round, keys, sliders, buttons, a drag.
 
+const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
+const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", backward: "↓" };
+
+const $ = (id) => document.getElementById(id);
 const control = (tag, fields) => Object.assign(document.createElement(tag), fields);
 const fraction = (number) => Math.min(1, Math.max(-1, number));
 
@@ -170,4 +174,126 @@ export function lookByDragging(picture, schema, sampler) {
     drag = null;
   };
   picture.onpointercancel = () => (drag = null);
+}
+
+/** All controls of a world, in the elements of the page named things, pad, verbs, say, numbers, buttons and hint. */
+export class Controls {
+  /**
+   * @param {object} world what a server or web.json says: action, chunk_frames, fps, pace
+   * @param {function} act takes an action and its name
+   * @param {Element} picture on which one drags
+   * @param {?string} thing the colour that actions were about before
+   */
+  constructor(world, act, picture, thing = null) {
+    const schema = world.action;
+    const [[kind, { names: keys }]] = [...widgets(schema, "keys"), ["keys", { names: [] }]];
+    const [drags, says] = ["drag", "text"].map((type) => widgets(schema, type).length > 0);
+    this.kind = kind; // of action, that the buttons are
+    this.sampler = new ActionSampler(world, act);
+    const things = keys.filter((key) => CSS.supports("color", key));
+    const moves = keys.filter((key) => key in SIGNS);
+    const verbs = keys.filter((key) => !things.includes(key) && !moves.includes(key));
+    const shortcuts = letters(verbs);
+    this.shortcuts = new Map([
+      ...things.slice(0, 9).map((key, index) => [String(index + 1), () => this.choose(key)]),
+      ...Object.entries(ARROWS).flatMap(([arrow, names]) =>
+        names.filter((key) => moves.includes(key)).slice(0, 1).map((key) => [arrow, (source) => this.press(key, source)])),
+      ...verbs.filter((key) => shortcuts.has(key)).map((key) => [shortcuts.get(key), (source) => this.press(key, source)]),
+    ]);
+    $("things").replaceChildren(...things.map((key, index) => {
+      const button = this.chip(key, index < 9 ? String(index + 1) : "", () => this.choose(key));
+      button.setAttribute("role", "radio");
+      const swatch = control("span", { className: "swatch" });
+      swatch.style.backgroundColor = key;
+      button.prepend(swatch);
+      return button;
+    }));
+    $("pad").replaceChildren(...moves.map((key) => this.chip(key, "", (source) => this.press(key, source))));
+    $("verbs").replaceChildren(
+      ...verbs.map((key) => this.chip(key, shortcuts.get(key), (source) => this.press(key, source))));
+    $("things").hidden = !things.length;
+    $("pad").hidden = !moves.length;
+    $("verbs").hidden = !verbs.length;
+    $("say").hidden = !says;
+    showSliders($("numbers"), schema, this.sampler);
+    showButtons($("buttons"), schema, this.sampler);
+    lookByDragging(picture, schema, this.sampler);
+    this.thing = null;
+    if (things.length) this.choose(things.includes(thing) ? thing : things[0]);
+    $("hint").textContent = hint(things, moves, drags, says);
+  }
+
+  chip(key, shortcut, use) {
+    const button = control("button", { type: "button" });
+    button.dataset.key = key;
+    button.append(key in SIGNS ? SIGNS[key] : key);
+    if (key in SIGNS) button.setAttribute("aria-label", key);
+    else if (shortcut) button.append(" ", control("kbd", { textContent: shortcut }));
+    onPress(button, this.sampler, use);
+    return button;
+  }
+
+  press(key, source) {
+    const keys = this.thing ? [this.thing, key] : [key];
+    const button = document.querySelector(`#act [data-key="${CSS.escape(key)}"]`);
+    button?.classList.add("lit");
+    setTimeout(() => button?.classList.remove("lit"), 150);
+    this.sampler.take({ [this.kind]: keys }, keys.join(" "), source);
+  }
+
+  choose(thing) {
+    this.thing = thing;
+    for (const chip of $("things").children) {
+      const chosen = chip.dataset.key === thing;
+      chip.setAttribute("aria-checked", chosen);
+      chip.tabIndex = chosen ? 0 : -1;
+    }
+  }
+
+  /** Offer only the things that a description names; all of them if it names none. */
+  present(text) {
+    const words = new Set(text.toLowerCase().match(/[a-z]+/g));
+    const chips = [...$("things").children];
+    const there = chips.filter((chip) => words.has(chip.dataset.key));
+    for (const chip of chips) chip.hidden = there.length > 0 && !there.includes(chip);
+    if (there.length && !there.some((chip) => chip.dataset.key === this.thing)) this.choose(there[0].dataset.key);
+  }
+
+  /** Take a key of the keyboard, if it is a shortcut; letters in fields and browser shortcuts are not. */
+  pressed(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+    const use = this.shortcuts.get(event.key.length === 1 ? event.key.toLowerCase() : event.key);
+    if (!use) return;
+    event.preventDefault(); // or the arrows would scroll
+    if (!event.repeat) use(event.code);
+  }
+}
+
+/** Let go of what keys and pointers hold, when they are let go of. */
+export function onRelease(controls) {
+  document.addEventListener("keyup", ({ code }) => controls()?.sampler.release(code));
+  document.addEventListener("pointerup", ({ pointerId }) => controls()?.sampler.release(pointerId));
+  document.addEventListener("pointercancel", ({ pointerId }) => controls()?.sampler.release(pointerId));
+  window.addEventListener("blur", () => controls()?.sampler.releaseAll());
+}
+
+function hint(things, moves, drags, says) {
+  const parts = [];
+  if (things.length) parts.push("Choose an object by its colour, then an action.");
+  if (moves.length) parts.push("Arrow keys move.");
+  if (drags) parts.push("Drag on the picture to look around.");
+  if (says) parts.push("Or describe an action in text.");
+  return parts.join(" ");
+}
+
+/** Give each verb a letter of its own: its first one that is free. */
+function letters(verbs) {
+  const given = new Map();
+  const taken = new Set();
+  for (const verb of verbs) {
+    const letter = [...verb.toLowerCase()].find((each) => /[a-z]/.test(each) && !taken.has(each));
+    if (letter) given.set(verb, letter);
+    taken.add(letter);
+  }
+  return given;
 }

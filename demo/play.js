@@ -1,10 +1,8 @@
 // Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of JPEG frames in, actions out.
 
-import { ActionSampler, lookByDragging, onPress, showButtons, showSliders, widgets } from "./controls.js";
+import { Controls, onRelease } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
-const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
-const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", backward: "↓" };
 const KEPT_LOG = 6;
 const LEAST_SIDE = 512;
 const LOOK = "look"; // event id of the descriptions that say which things are there
@@ -14,12 +12,10 @@ const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lag
 const session = {
   socket: null,
   hello: null, // session.created
-  sampler: null, // of the actions of the model
-  keys: "keys", // kind of action of the buttons
+  controls: null, // of the actions of the model
   live: false,
   pace: "realtime",
   expecting: null, // metadata of the chunk whose binary messages follow
-  thing: null, // the colour that actions are about
   snapshot: null,
   asked: new Map(), // event_id → { at, item }
   descriptions: [], // event ids: the first one is in progress, as the server makes one at a time
@@ -48,10 +44,10 @@ const screen = {
     const { fps = 8, chunk_frames: chunk = 8 } = session.hello ?? {};
     while (this.frames.length > MAX_AHEAD_CHUNKS * chunk) this.frames.shift().bitmap.close();
     const shows = this.frames.length > 0;
-    const goesOn = shows || (session.pace !== "realtime" && session.sampler?.due); // a paused world shows nothing
+    const goesOn = shows || (session.pace !== "realtime" && session.controls?.sampler.due); // a paused world shows nothing
     if (goesOn && now >= this.nextAt) {
       if (shows) this.show(this.frames.shift());
-      session.sampler?.frame();
+      session.controls?.sampler.frame();
       // A late frame resets the schedule; frames on time keep it without drift.
       this.nextAt = (now - this.nextAt > 2000 / fps ? now : this.nextAt) + 1000 / fps;
     }
@@ -64,7 +60,7 @@ const screen = {
     this.context.drawImage(bitmap, 0, 0, width, height);
     bitmap.close();
     $("screen").dataset.frame = index;
-    session.sampler.waiting = false;
+    session.controls.sampler.waiting = false;
     this.clock(index, performance.now());
   },
 
@@ -154,7 +150,7 @@ const HANDLERS = {
     $("guidance").placeholder = `${event.guidance_scale}, as the model says`;
     $("steps").max = event.limits.max_inference_steps;
     for (const name of ["steps", "guidance"]) $(name).disabled = !event.limits.max_inference_steps;
-    showActions(event.action);
+    session.controls = new Controls(event, act, $("screen"), session.controls?.thing);
     const can = (task) => event.tasks.includes(task);
     $("imagine").hidden = !can("imagine");
     $("describe").hidden = !can("describe");
@@ -166,7 +162,7 @@ const HANDLERS = {
   },
   "video.start"(event) {
     session.live = true;
-    session.sampler.clear();
+    session.controls.sampler.clear();
     const canvas = $("screen");
     // Whole pixels: what is enlarged stays sharp, and the browser only shrinks what is large.
     const scale = Math.max(1, Math.round(LEAST_SIDE / Math.min(event.width, event.height)));
@@ -208,7 +204,7 @@ const HANDLERS = {
   "session.restored": (event) => tell(`Restored round ${event.round}.`),
   "session.described"(event) {
     described();
-    if (event.event_id === LOOK) present(event.text);
+    if (event.event_id === LOOK) session.controls.present(event.text);
     else tell(event.text ? `“${event.text}”` : "The model has no description.");
   },
   "session.done"(event) {
@@ -223,7 +219,7 @@ const HANDLERS = {
     if (event.event_id === session.descriptions[0]) described();
     if (event.event_id === LOOK) return;
     complain(event.error.message);
-    if (session.sampler) session.sampler.waiting = false;
+    if (session.controls) session.controls.sampler.waiting = false;
     if (event.event_id) mark(event.event_id, "refused");
     if (event.fatal) session.socket.close();
     else if (!session.live) ended(); // the start was refused: another one may follow
@@ -263,14 +259,6 @@ function act(action, name, at = performance.now()) {
 }
 act.number = 0;
 
-function press(key, source) {
-  const keys = session.thing ? [session.thing, key] : [key];
-  const button = document.querySelector(`#act [data-key="${CSS.escape(key)}"]`);
-  button?.classList.add("lit");
-  setTimeout(() => button?.classList.remove("lit"), 150);
-  session.sampler.take({ [session.keys]: keys }, keys.join(" "), source);
-}
-
 /** Ask the model which things are there, if it can say so. */
 function look() {
   if ($("things").children.length && session.hello.tasks.includes("describe")) describe(LOOK);
@@ -286,92 +274,6 @@ function describe(eventId) {
 function described() {
   session.descriptions.shift();
   if (session.descriptions.length) send("session.describe", { event_id: session.descriptions[0] });
-}
-
-/** Offer only the things that a description names; all of them if it names none. */
-function present(text) {
-  const words = new Set(text.toLowerCase().match(/[a-z]+/g));
-  const chips = [...$("things").children];
-  const there = chips.filter((chip) => words.has(chip.dataset.key));
-  for (const chip of chips) chip.hidden = there.length > 0 && !there.includes(chip);
-  if (there.length && !there.some((chip) => chip.dataset.key === session.thing)) choose(there[0].dataset.key);
-}
-
-function choose(thing) {
-  session.thing = thing;
-  for (const chip of $("things").children) {
-    const chosen = chip.dataset.key === thing;
-    chip.setAttribute("aria-checked", chosen);
-    chip.tabIndex = chosen ? 0 : -1;
-  }
-}
-
-function showActions(schema) {
-  const [[kind, { names: keys }]] = [...widgets(schema, "keys"), ["keys", { names: [] }]];
-  const [drags, says] = ["drag", "text"].map((type) => widgets(schema, type).length > 0);
-  session.keys = kind;
-  session.sampler = new ActionSampler(session.hello, act);
-  const things = keys.filter((key) => CSS.supports("color", key));
-  const moves = keys.filter((key) => key in SIGNS);
-  const verbs = keys.filter((key) => !things.includes(key) && !moves.includes(key));
-  const shortcuts = letters(verbs);
-  session.shortcuts = new Map([
-    ...things.slice(0, 9).map((key, index) => [String(index + 1), () => choose(key)]),
-    ...Object.entries(ARROWS).flatMap(([arrow, names]) =>
-      names.filter((key) => moves.includes(key)).slice(0, 1).map((key) => [arrow, (source) => press(key, source)])),
-    ...verbs.filter((key) => shortcuts.has(key)).map((key) => [shortcuts.get(key), (source) => press(key, source)]),
-  ]);
-  const chip = (key, shortcut, use) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.dataset.key = key;
-    button.append(key in SIGNS ? SIGNS[key] : key);
-    if (key in SIGNS) button.setAttribute("aria-label", key);
-    else if (shortcut) button.append(" ", Object.assign(document.createElement("kbd"), { textContent: shortcut }));
-    onPress(button, session.sampler, use);
-    return button;
-  };
-  $("things").replaceChildren(...things.map((key, index) => {
-    const button = chip(key, index < 9 ? String(index + 1) : "", () => choose(key));
-    button.setAttribute("role", "radio");
-    const swatch = span("");
-    swatch.className = "swatch";
-    swatch.style.backgroundColor = key;
-    button.prepend(swatch);
-    return button;
-  }));
-  $("pad").replaceChildren(...moves.map((key) => chip(key, "", (source) => press(key, source))));
-  $("verbs").replaceChildren(...verbs.map((key) => chip(key, shortcuts.get(key), (source) => press(key, source))));
-  $("things").hidden = !things.length;
-  $("pad").hidden = !moves.length;
-  $("verbs").hidden = !verbs.length;
-  $("say").hidden = !says;
-  showSliders($("numbers"), schema, session.sampler);
-  showButtons($("buttons"), schema, session.sampler);
-  lookByDragging($("screen"), schema, session.sampler);
-  if (things.length) choose(things.includes(session.thing) ? session.thing : things[0]);
-  $("hint").textContent = hint(things, moves, drags, says);
-}
-
-function hint(things, moves, drags, says) {
-  const parts = [];
-  if (things.length) parts.push("Choose an object by its colour, then an action.");
-  if (moves.length) parts.push("Arrow keys move.");
-  if (drags) parts.push("Drag on the picture to look around.");
-  if (says) parts.push("Or describe an action in text.");
-  return parts.join(" ");
-}
-
-/** Give each verb a letter of its own: its first one that is free. */
-function letters(verbs) {
-  const given = new Map();
-  const taken = new Set();
-  for (const verb of verbs) {
-    const letter = [...verb.toLowerCase()].find((each) => /[a-z]/.test(each) && !taken.has(each));
-    if (letter) given.set(verb, letter);
-    taken.add(letter);
-  }
-  return given;
 }
 
 // ---- words on the page ------------------------------------------------------------------------------------
@@ -454,10 +356,7 @@ function pressed(event) {
     $("pause").click();
     return;
   }
-  const use = session.shortcuts?.get(event.key.length === 1 ? event.key.toLowerCase() : event.key);
-  if (!use) return;
-  event.preventDefault(); // or the arrows would scroll
-  if (!event.repeat) use(event.code);
+  session.controls?.pressed(event);
 }
 
 if (window.top !== window) document.body.dataset.embedded = ""; // the page around it has a title
@@ -495,9 +394,6 @@ $("describe").addEventListener("click", () => {
 });
 $("stop").addEventListener("click", () => send("session.stop"));
 document.addEventListener("keydown", pressed);
-document.addEventListener("keyup", ({ code }) => session.sampler?.release(code));
-document.addEventListener("pointerup", ({ pointerId }) => session.sampler?.release(pointerId));
-document.addEventListener("pointercancel", ({ pointerId }) => session.sampler?.release(pointerId));
-window.addEventListener("blur", () => session.sampler?.releaseAll());
+onRelease(() => session.controls);
 requestAnimationFrame((now) => screen.tick(now));
 connect().catch((error) => complain(error.message));

@@ -10,6 +10,16 @@ WORLDS = ("worldmodel/shapes", "worldmodel/pretrained", "pretrained", *MODEL)
 
 COVERS: dict[str, tuple[str, ...]] = {
     "tests/browser": ("demo", "serving"),
+    "tests/browser/test_web_page.py": (
+        *(
+            "worldmodel/export",
+            "worldmodel/cli/export.py",
+            "worldmodel/actions",
+            "demo/controls.js",
+            "demo/play.css",
+        ),
+        *("worldmodel/pretrained", *MODEL),
+    ),
     "tests/distributed": PARALLEL,
     "tests/docs": (
         "README.md",

@@ -23,7 +23,7 @@ VERBS = {
     "serve": "serve a model over HTTP and WebSocket",
     "new": "write a config that trains a model from scratch on your data",
     "train": "train or fine-tune a model",
-    "export": "convert a training checkpoint to a model folder",
+    "export": "convert a training checkpoint, or write a model as a page that plays it",
     "publish": "evaluate a finished run and write its model folder and model card",
     "verify": "measure the published figures of a model again",
     "download": "download a base language model",

@@ -1,0 +1,343 @@
+"""Worlds that play in a browser without a server: their frames are those of a Python session."""
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from worldmodel import WorldModel, start_images
+from worldmodel.config import ActionConfig, StateConfig
+
+pytestmark = pytest.mark.slow
+PATIENCE_MS = 60_000
+ROUNDS = 20
+MOST = 2
+"""Levels of 255 by which a frame may differ: the runtime of the browser adds in another order."""
+
+PLAY = (Path(__file__).parent / "play_world.js").read_text(encoding="utf-8")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder as any static web server does; yield its address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def export(model: str | Path, target: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the documented command, without the checks of shapes, which the exporter cannot trace."""
+    command = [sys.executable, "-m", "worldmodel", "export", str(model), "--web", str(target), *options]
+    environment = os.environ | {"JAXTYPING_DISABLE": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | Path], Path]:
+    """Exports a model once; skips where the libraries cannot be fetched."""
+    done: dict[str, Path] = {}
+
+    def make(model: str | Path) -> Path:
+        if str(model) not in done:
+            target = tmp_path_factory.mktemp("web") / "world"
+            result = export(model, target)
+            if "cannot be fetched" in result.stderr:
+                pytest.skip(result.stderr.strip())
+            assert result.returncode == 0, result.stderr
+            done[str(model)] = target
+        return done[str(model)]
+
+    return make
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A new page; errors in it fail the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)
+    page, errors = context.new_page(), []
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert errors == []
+
+
+def rgba(frame: np.ndarray) -> str:
+    opaque = np.full((*frame.shape[:2], 1), 255, np.uint8)
+    return base64.b64encode(np.concatenate([frame, opaque], axis=2).tobytes()).decode()
+
+
+def decoded(rounds: Sequence[dict[str, Any]], shape: tuple[int, int]) -> list[np.ndarray]:
+    return [
+        np.frombuffer(base64.b64decode(each["frames"]), np.uint8).reshape(-1, *shape, 4)[..., :3]
+        for each in rounds
+    ]
+
+
+def farthest(found: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> int:
+    pairs = zip(found, truth, strict=True)
+    return max(int(np.abs(a.astype(int) - b.astype(int)).max()) for a, b in pairs)
+
+
+SENTENCES = [
+    "the red ball moves left",
+    {"keys": ["blue", "jump"]},
+    None,
+    "everything explodes",
+    "the box grows",
+]
+KEYS = ["forward", "left", "forward", "pickup", "right", "toggle", "drop"]
+
+
+@pytest.mark.parametrize("name", ["minigrid-doorkey", "shapes-tiny", "shapes-memory"])
+def test_shipped_worlds_play_as_in_python(
+    name: str, exported: Callable[[str], Path], page: Any, record_property: Callable[[str, object], None]
+) -> None:
+    model = WorldModel.from_pretrained(name)
+    start = np.asarray(start_images(model)[0].image)
+    if name == "minigrid-doorkey":
+        actions: list[Any] = [{"keys": [KEYS[i % len(KEYS)]]} for i in range(ROUNDS)]
+    else:
+        actions = [SENTENCES[i % len(SENTENCES)] for i in range(ROUNDS)]
+    session = model.session(seed=3, num_inference_steps=0)
+    session.reset(start)
+    truth = [session.step(action) for action in actions]
+
+    with served(exported(name)) as address:
+        page.goto(address)
+        sent = [{"text": each} if isinstance(each, str) else each for each in actions]
+        rounds = page.evaluate(PLAY, {"start": {"rgba": rgba(start)}, "seed": 3, "actions": sent})
+
+    assert farthest(decoded(rounds, start.shape[:2]), [each.frames for each in truth]) <= MOST
+    for made, each in zip(rounds, truth, strict=True):
+        assert (made["outcome"] is None) == (each.outcome is None)
+        if each.outcome is not None:
+            assert made["outcome"]["ended"] == each.outcome.ended
+            assert made["outcome"]["reward"] == pytest.approx(each.outcome.reward, abs=1e-3)
+    record_property("rounds_per_second", 1000 / np.mean([each["took"] for each in rounds[-10:]]))
+
+
+def test_a_world_begins_from_a_text_as_in_python(exported: Callable[[str], Path], page: Any) -> None:
+    session = WorldModel.from_pretrained("shapes-tiny").session(seed=1, num_inference_steps=0)
+    first = session.reset(text="a large red ball and a small blue box")
+    truth = [first, session.step("the red ball jumps").frames]
+    with served(exported("shapes-tiny")) as address:
+        page.goto(address)
+        start, actions = {"text": "a large red ball and a small blue box"}, [{"text": "the red ball jumps"}]
+        rounds = page.evaluate(PLAY, {"start": start, "seed": 1, "actions": actions})
+    assert farthest(decoded(rounds, (64, 64)), truth) <= MOST
+
+
+KINDS = {
+    "a code": {
+        "state": StateConfig(width=32, num_layers=1, num_heads=2, code_groups=3, code_classes=8),
+        "generator": None,
+        "num_inference_steps": 0,
+    },
+    "a vector with bounds": {"action": ActionConfig(vector={"low": [-2, 0], "high": [2, 5]}, keys=("go",))},
+    "several actions in a round": {
+        "action": ActionConfig(
+            text={"max_tokens": 16}, keys=("left", "right"), vector=2, mouse=True, per_round=4
+        )
+    },
+    "several context frames, and frames that are not square": {"context_latents": 2, "image_size": (32, 48)},
+}
+ACTIONS = {
+    "a code": ["go on", {"keys": ["left"]}, None],
+    "a vector with bounds": [{"vector": [1.5, 3.0]}, {"keys": ["go"]}, {"keys": ["go"], "vector": [-2, 0]}],
+    "several actions in a round": [
+        {
+            "chunk": [
+                {"vector": [1.0, -1.0]},
+                {"mouse": [0.5, 0.1], "vector": [0.1, 0.2]},
+                {"text": "stop"},
+                {},
+            ]
+        },
+        {"keys": ["right"]},
+        None,
+    ],
+    "several context frames, and frames that are not square": ["go on", None, {"vector": [1, 2, 3]}],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_plays_as_in_python(
+    kind: str,
+    exported: Callable[[Path], Path],
+    make_model: Callable[..., WorldModel],
+    page: Any,
+    tmp_path: Path,
+) -> None:
+    # Weights of a page are in bf16, so the model's are, too.
+    model = make_model(seed=2, **KINDS[kind]).bfloat16().float()
+    folder = model.save_pretrained(tmp_path / "model")
+    model = WorldModel.from_pretrained(folder)
+    size = model.config.codec.image_size
+    shape = (size, size) if isinstance(size, int) else tuple(size)
+    start = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    actions = [ACTIONS[kind][i % 3] for i in range(9)]
+    session = model.session(seed=12, num_inference_steps=0)
+    session.reset(start)
+    truth = [session.step(action) for action in actions]
+    with served(exported(folder)) as address:
+        page.goto(address)
+        sent = [{"text": each} if isinstance(each, str) else each for each in actions]
+        rounds = page.evaluate(PLAY, {"start": {"rgba": rgba(start)}, "seed": 12, "actions": sent})
+    assert farthest(decoded(rounds, shape), [each.frames for each in truth]) <= MOST
+    for made, each in zip(rounds, truth, strict=True):
+        assert (made["probability"] is None) == (kind != "a code")
+        if kind == "a code":
+            assert each.state is not None
+            assert made["probability"] == pytest.approx(np.exp(each.state.log_probability), rel=1e-2)
+
+
+def play(page: Any, *keys: str) -> None:
+    """Press keys, each once its round is shown."""
+    for key in keys:
+        shown = int(page.get_attribute("#screen", "data-round"))
+        page.keyboard.press(key)
+        page.wait_for_selector(f'#screen[data-round="{shown + 1}"]')
+
+
+def picture(page: Any) -> np.ndarray:
+    """Return the pixels of the canvas."""
+    data = page.evaluate("document.getElementById('screen').toDataURL('image/png')")
+    return np.asarray(Image.open(BytesIO(base64.b64decode(data.split(",")[1]))).convert("RGB"))
+
+
+def begin(page: Any, address: str) -> None:
+    page.goto(address)
+    page.click("#tiles button >> nth=0")
+    page.wait_for_selector('#screen[data-round="0"]')
+
+
+def test_the_page_undoes_forks_saves_and_shares(exported: Callable[[str], Path], page: Any) -> None:
+    with served(exported("minigrid-doorkey")) as address:
+        begin(page, address)
+        start = picture(page)
+        play(page, "ArrowUp", "ArrowLeft")
+        turned = picture(page)
+        assert not np.array_equal(turned, start)
+
+        page.click("#fork")
+        page.click("#undo")
+        page.click("#undo")
+        page.wait_for_selector('#screen[data-round="0"]')
+        assert np.array_equal(picture(page), start)
+        play(page, "ArrowUp", "ArrowRight")
+        assert not np.array_equal(picture(page), turned), "another action, another picture"
+        page.click("#moments button")
+        assert np.array_equal(picture(page), turned)
+
+        with page.expect_download() as saved:
+            page.click("#png")
+        large = np.asarray(Image.open(saved.value.path()).convert("RGB"))
+        factor = large.shape[0] // turned.shape[0]
+        assert np.array_equal(large, turned.repeat(factor, 0).repeat(factor, 1))
+        with page.expect_download() as saved:
+            page.click("#gif")
+        assert Image.open(saved.value.path()).n_frames == 3
+
+        page.click("#share")
+        link = page.input_value("#address")
+        page.goto("about:blank")
+        page.goto(link)
+        page.wait_for_selector('#screen[data-round="2"]')
+        assert np.array_equal(picture(page), turned), "a link gives the same film"
+
+
+def test_a_link_for_another_model_is_refused(exported: Callable[[str], Path], page: Any) -> None:
+    said = {"model": "0" * 16, "start": 0, "seed": 0, "actions": [{"keys": ["forward"]}]}
+    packed = base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+    with served(exported("minigrid-doorkey")) as address:
+        for link in (packed, "%%%"):
+            page.goto("about:blank")
+            page.goto(f"{address}#{link}")
+            page.wait_for_selector("#alert:not(:empty)")
+            assert page.get_attribute("#screen", "data-round") is None
+
+
+def test_an_upload_stays_in_the_browser(exported: Callable[[str], Path], page: Any, tmp_path: Path) -> None:
+    requests: list[str] = []
+    upload = tmp_path / "upload.png"
+    Image.fromarray(np.full((200, 300, 3), 90, np.uint8)).save(upload)
+    with served(exported("minigrid-doorkey")) as address:
+        page.goto(address)
+        page.wait_for_selector("#tiles button")
+        page.wait_for_selector("#loading", state="hidden")
+        page.on("request", lambda sent: requests.append(sent.url))
+        page.set_input_files("#file", upload)
+        page.wait_for_selector('#screen[data-round="0"]')
+        assert np.array_equal(picture(page), np.full((48, 48, 3), 90))
+        assert [url for url in requests if not url.startswith(("data:", "blob:"))] == []
+
+
+def test_a_truncated_folder_is_named(exported: Callable[[str], Path], page: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    subprocess.run(["cp", "-r", str(exported("minigrid-doorkey")), str(folder)], check=True)
+    (folder / "round.onnx").write_bytes((folder / "round.onnx").read_bytes()[:1000])
+    with served(folder) as address:
+        page.goto(address)
+        page.wait_for_selector("#alert:not(:empty)")
+        assert "round.onnx" in page.inner_text("#alert")
+
+
+def test_one_file_plays_from_a_disk(exported: Callable[[str], Path], page: Any, tmp_path: Path) -> None:
+    exported("minigrid-doorkey")  # skips where the libraries are not here
+    file = tmp_path / "doorkey.html"
+    assert export("minigrid-doorkey", file, "--single-file").returncode == 0
+    begin(page, file.as_uri())
+    before = picture(page)
+    play(page, "ArrowUp", "ArrowRight")
+    assert not np.array_equal(picture(page), before)
+    page.click("#share")
+    assert page.input_value("#address").startswith("file://")
+
+
+def test_the_page_fits_a_phone(exported: Callable[[str], Path], browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    with served(exported("minigrid-doorkey")) as address:
+        begin(page, address)
+        page.tap('#pad [data-key="forward"]')
+        page.wait_for_selector('#screen[data-round="1"]')
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.locator("#pad button").first.bounding_box()["height"] >= 44
+    context.close()
+
+
+def test_a_model_whose_parts_cannot_go_is_refused(
+    make_model: Callable[..., WorldModel], tmp_path: Path
+) -> None:
+    model = make_model(action=ActionConfig(keys=("left",), camera=True))
+    folder = model.save_pretrained(tmp_path / "model")
+    result = export(folder, tmp_path / "web")
+    assert result.returncode == 2
+    assert "camera" in result.stderr
+    assert not (tmp_path / "web").exists()
+    assert not re.search("Traceback", result.stderr)
