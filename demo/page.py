@@ -270,7 +270,7 @@ class Page:
             return {at.starting: rendering.status((), self._explain_error(error))}
         tasks = self.model.tasks
         updates: Updates = {
-            at.head: rendering.header(" · ".join(names)),
+            at.head: rendering.header(" · ".join(names), self.model.about),
             at.tiles: rendering.tiles(self.start_images),
             at.own_words: gr.Column(visible="imagine" in tasks),
             at.words: gr.Group(visible=bool({"describe", "ask", "inverse"} & set(tasks))),

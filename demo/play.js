@@ -1,10 +1,12 @@
-// Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of JPEG frames in, actions out.
+// Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of frames in, actions out.
 
 import { Controls, onRelease } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
 const KEPT_LOG = 6;
 const LEAST_SIDE = 512;
+const OVER = "The episode ends here. Stop it and start again, or restore a snapshot.";
+const LOSSLESS_SIDE = 128; // pixels
 const LOOK = "look"; // event id of the descriptions that say which things are there
 const ASKED = "asked"; // event id of those that a person asked for
 const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lagging
@@ -13,6 +15,7 @@ const session = {
   socket: null,
   hello: null, // session.created
   controls: null, // of the actions of the model
+  over: false, // the episode has ended: the model was trained on nothing after it
   live: false,
   pace: "realtime",
   expecting: null, // metadata of the chunk whose binary messages follow
@@ -146,6 +149,7 @@ const HANDLERS = {
   "session.created"(event) {
     session.hello = event;
     $("model").textContent = `${event.model} · ${[event.image_size].flat().toReversed().join(" x ")} px · ${event.fps} frames a second`;
+    $("about").textContent = event.about;
     $("steps").placeholder = `${event.num_inference_steps}, as the model says`;
     $("guidance").placeholder = `${event.guidance_scale}, as the model says`;
     $("steps").max = event.limits.max_inference_steps;
@@ -183,8 +187,10 @@ const HANDLERS = {
     $("reward-row").hidden = event.outcome === null;
     if (event.outcome) {
       $("reward").textContent = event.outcome.reward.toFixed(2);
-      if (event.outcome.ended) tell("The episode ends here.");
     }
+    session.over = Boolean(event.outcome?.ended);
+    document.body.toggleAttribute("data-over", session.over);
+    if (session.over) tell(OVER);
     if (event.source === "round") $("making").textContent = duration(event.generation_s * 1000);
     if (event.source === "restore") screen.clear();
     if (event.source !== "round" || event.action) look();
@@ -227,7 +233,8 @@ const HANDLERS = {
 };
 
 function ended() {
-  session.live = false;
+  session.live = session.over = false;
+  document.body.removeAttribute("data-over");
   session.expecting = session.snapshot = null;
   session.descriptions = [];
   delete document.body.dataset.live;
@@ -245,6 +252,7 @@ function ended() {
 
 function act(action, name, at = performance.now()) {
   if (!session.live) return;
+  if (session.over) return tell(OVER);
   complain("");
   const eventId = `e${++act.number}`;
   const item = document.createElement("li");
@@ -334,7 +342,7 @@ async function start(file) {
     $("log").replaceChildren();
     tell("");
     for (const name of ["latency", "making", "round"]) $(name).textContent = "–";
-    const order = { seed: Number($("seed").value) || 0, format: "jpeg", pace: $("paused").checked ? "on_action" : "realtime" };
+    const order = { seed: Number($("seed").value) || 0, format: frameFormat(), pace: $("paused").checked ? "on_action" : "realtime" };
     if ($("steps").value) order.num_inference_steps = Number($("steps").value);
     if ($("guidance").value) order.guidance_scale = Number($("guidance").value);
     send("session.start", file ? { ...order, upload: true } : { ...order, text });
@@ -346,6 +354,9 @@ async function start(file) {
     $("go").textContent = "Start";
   }
 }
+
+/** Small frames without loss, which is hardly more bytes; large ones as JPEG. */
+const frameFormat = () => (Math.max(...[session.hello.image_size].flat()) <= LOSSLESS_SIDE ? "png" : "jpeg");
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || !session.live) return;

@@ -196,9 +196,10 @@ def answer(question: str, text: str) -> str:
     return f'<div class="wm-answer" aria-live="polite"><b>{escape(question)}</b><p>{words}</p></div>'
 
 
-def header(subtitle: str) -> str:
-    """Return the header of the page."""
+def header(subtitle: str, about: str = "") -> str:
+    """Return the header of the page; `about` says what the world is and what one wants in it."""
+    said = f'<p class="wm-about">{escape(about)}</p>' if about else ""
     return (
         f'<header class="wm-head"><div><span class="wm-mark" aria-hidden="true">{"<i></i>" * 4}</span>'
-        f"<h1>worldmodel</h1></div><p>{escape(subtitle)}</p></header>"
+        f"<h1>worldmodel</h1></div><p>{escape(subtitle)}</p></header>{said}"
     )

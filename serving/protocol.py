@@ -565,6 +565,8 @@ class ModelObject(ResponseBody):
     owned_by: str
     tasks: list[str]
     """What it was trained on (`stages.NAME.tasks`) or, where it is not known, what its actions permit."""
+    about: str
+    """What the world is and what one wants in it, in a sentence; empty if its config does not say."""
     pace: Literal["realtime", "on_action"]
     """Whether its worlds run on without actions, or wait for them."""
     confidence_threshold: float | None

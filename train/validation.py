@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
 from worldmodel.data import loader
+from worldmodel.data.clips import Clip
 from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.data.sources import open_source, open_sources
 from worldmodel.episodes import StartImage
@@ -172,14 +174,22 @@ def start_images(config: TrainConfig) -> tuple[StartImage, ...]:
     images = []
     for index in range(0 if source.streams else min(NUM_START_IMAGES, source.size or NUM_START_IMAGES)):
         try:
-            episode = source.at(index).episode(source.tasks[0], config.seed, index, 1)
+            frames = _first_frames(source.at(index), source.tasks[0], config.seed, index)
         except InputError as error:
             logger.warning("A start image was left out: %s", error)
             continue
-        if episode.observations and len(episode.observations[0]):
-            images.append(StartImage(f"start {index + 1}", episode.observations[0][-1]))
+        if len(frames):
+            images.append(StartImage(f"start {index + 1}", frames[0]))
     source.close()
     return tuple(images)
+
+
+def _first_frames(example: Any, task: str, seed: int, index: int) -> np.ndarray:
+    """Return frames of an episode, its first one first: what is to be done in a game is still to be done."""
+    if isinstance(example, Clip) and example.latents is None:
+        return example.read_rounds(1)
+    observations = example.episode(task, seed, index, 1).observations
+    return observations[0][-1:] if observations else np.zeros(0)
 
 
 def best_loss(checkpoints: Path, stage: str) -> float:

@@ -142,6 +142,7 @@ class Connection:
             engine=self._service.engine.name,
             adapters=list(self._service.engine.adapters),
             action=ActionSchema.of(config.action),
+            about=config.about,
             tasks=list(self._service.tasks),
             fps=config.fps,
             chunk_frames=config.chunk_frames,

@@ -29,9 +29,10 @@ from worldmodel.serving.protocol import (
 PROTOCOL = 1
 """Protocol version; incremented by changes that break existing clients."""
 
-Format = Literal["jpeg", "fmp4", "m4s"]
-"""jpeg: one message per frame; fmp4: the initialisation segment after `video.start`, then one MP4 segment per
-chunk; m4s: as fmp4, but the first chunk begins with the initialisation segment, as in vLLM-Omni."""
+Format = Literal["jpeg", "png", "fmp4", "m4s"]
+"""jpeg and png: one message per frame, png without loss; fmp4: the initialisation segment after
+`video.start`, then one MP4 segment per chunk; m4s: as fmp4, but the first chunk begins with the
+initialisation segment, as in vLLM-Omni."""
 Pace = Literal["realtime", "on_action", "asap"]
 """realtime: the world keeps running; on_action: it waits for actions, and plays no faster than in real time;
 asap: it waits for actions, and plays each at once."""
@@ -253,6 +254,8 @@ class SessionCreated(Event):
     engine: str
     adapters: list[str]
     action: ActionSchema
+    about: str
+    """What the world is and what one wants in it, in a sentence; empty if the model's config does not say."""
     tasks: list[str]
     """What the model was trained on: rounds, imagine (to start from a text), describe, ask, inverse."""
     fps: int

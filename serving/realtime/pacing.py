@@ -14,7 +14,7 @@ from worldmodel.actions import Action
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
-from worldmodel.media.encoding import encode_jpeg
+from worldmodel.media.encoding import encode_jpeg, encode_png
 from worldmodel.serving.actions import action_body
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine.shares import round_in_progress
@@ -37,11 +37,12 @@ Send = Callable[..., Awaitable[None]]
 
 
 class ChunkEncoder:
-    """Encodes chunks as binary messages: one JPEG per frame, or one MP4 segment."""
+    """Encodes chunks as binary messages: one image per frame, or one MP4 segment."""
 
     def __init__(self, format: events.Format, size: ImageSize, fps: int) -> None:
-        self._mp4 = None if format == "jpeg" else FragmentedMp4(*height_width(size), fps)
-        self.content_type = self._mp4.mime if self._mp4 else "image/jpeg"
+        self._still = format if format in ("png", "jpeg") else None
+        self._mp4 = None if self._still else FragmentedMp4(*height_width(size), fps)
+        self.content_type = self._mp4.mime if self._mp4 else f"image/{format}"
         self.init = [self._mp4.init] if self._mp4 and format == "fmp4" else []
         self._header = self._mp4.init if self._mp4 and format == "m4s" else b""
 
@@ -50,6 +51,8 @@ class ChunkEncoder:
         if self._mp4:
             header, self._header = self._header, b""
             return [header + self._mp4.add(frames)]
+        if self._still == "png":
+            return [encode_png(frame, compress_level=1) for frame in frames]
         return [encode_jpeg(frame, JPEG_QUALITY) for frame in frames]
 
 

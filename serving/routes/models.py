@@ -55,6 +55,7 @@ def _model_object(context: ServerContext, name: str) -> protocol.ModelObject:
         created=context.started_at,
         owned_by="worldmodel",
         tasks=list(context.service.tasks),
+        about=config.about,
         pace=config.pace,
         confidence_threshold=context.service.confidence_threshold,
         has_futures=config.has_code,

@@ -177,7 +177,7 @@ FIELDS = st.fixed_dictionaries(
         "upload": JSON | st.booleans(),
         "seed": JSON,
         "num_inference_steps": JSON | st.integers(-1, 3),
-        "format": JSON | st.sampled_from(["jpeg", "fmp4"]),
+        "format": JSON | st.sampled_from(["jpeg", "png", "fmp4"]),
         "pace": JSON | st.sampled_from(["realtime", "on_action"]),
         "interaction": JSON
         | st.fixed_dictionaries(

@@ -52,7 +52,8 @@ def test_session_created_comes_first(model: WorldModel) -> None:
             assert hello["action"]["kinds"] == takes
             assert hello["action"]["widgets"].keys() == takes.keys()
             assert (hello["fps"], hello["chunk_frames"], hello["image_size"]) == (8, 8, 32)
-            assert hello["formats"] == ["jpeg", "fmp4", "m4s"]
+            assert hello["about"] == model.config.about
+            assert hello["formats"] == ["jpeg", "png", "fmp4", "m4s"]
             assert hello["limits"] == server.context.session_limits.model_dump()
 
     serve(model, body)
@@ -90,6 +91,33 @@ def test_session_frames_match_the_library(model: WorldModel) -> None:
             assert await client.closed() == 1000
 
     serve(model, body)
+
+
+def test_png_frames_lose_nothing(model: WorldModel, image: np.ndarray) -> None:
+    async def body(server: Server) -> None:
+        session = model.session(seed=3, num_inference_steps=0)
+        session.reset(image)
+        async with server.client() as client:
+            order = {
+                "upload": True,
+                "pace": "on_action",
+                "format": "png",
+                "seed": 3,
+                "num_inference_steps": 0,
+            }
+            await client.send("session.start", **order)
+            await client.socket.send(encoding.encode_png(image))
+            assert (await client.until("video.start"))["content_type"] == "image/png"
+            assert np.array_equal(shown(await client.until("video.chunk_metadata")), image[None])
+            await client.act("e", "go on")
+            made = shown(await client.until("video.chunk_metadata"))
+            # Equal up to the rounding of a batch.
+            assert np.abs(made.astype(int) - session.step("go on").frames).max() <= 1
+
+    try:
+        serve(model, body)
+    finally:
+        decoding.close_decoder()
 
 
 def test_session_from_upload(model: WorldModel, image: np.ndarray) -> None:

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from clip_tables import MODEL, write_table
 from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 
-from worldmodel.config import WorldModelConfig
+from worldmodel.config import DataConfig, SourceConfig, TrainConfig, ValidationConfig, WorldModelConfig
 from worldmodel.env import WorldEnv
 from worldmodel.episodes import StartImage
 from worldmodel.errors import InputError, ModelError
+from worldmodel.media import write_video
 from worldmodel.models.loading.location import FETCHED
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train import validation
 from worldmodel.worlds import get_world, start_images
 
 
@@ -77,3 +80,20 @@ def test_a_download_has_the_start_images(saved: Path) -> None:
     names = [str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file()]
     fetched = set(filter_repo_objects(names, allow_patterns=list(FETCHED)))
     assert {name for name in names if name not in fetched} == {"README.md"}
+
+
+def test_training_offers_the_first_frames_of_held_out_episodes(tmp_path: Path) -> None:
+    # Brighter from frame to frame; 1 + 3 * 8 frames are three rounds.
+    rows = []
+    for number, base in enumerate((0, 100)):
+        film = np.stack([np.full((32, 32, 3), base + 4 * index, np.uint8) for index in range(25)])
+        write_video(film, tmp_path / f"{number}.mp4", MODEL.fps, 1)
+        rows.append({"video": f"{number}.mp4", "keys": [["left"]] * 3})
+    held = SourceConfig(
+        "clips", str(write_table(tmp_path, rows)), columns={"video": "video", "keys": "keys"}, weight=0
+    )
+    config = TrainConfig(
+        model=MODEL, data=DataConfig({"held": held}), validation=ValidationConfig("held"), seed=4
+    )
+    brightness = [start.image.mean() for start in validation.start_images(config)]
+    assert brightness == pytest.approx([0, 100], abs=2)

@@ -85,7 +85,7 @@ def _as_text(facts: dict[str, Any]) -> str:
         lines.append(f"base model: {facts['base_model']}, to which the weights of the backbone are added")
     used = ", ".join(facts["experiments"]) or "none"
     lines.append(f"experiments: {used} (what is not an experiment is the stable surface)")
-    for key in ("actions", "frames", "tasks", "license", "figures"):
+    for key in ("about", "actions", "frames", "tasks", "license", "figures"):
         value = facts[key]
         if isinstance(value, dict):
             lines.append(f"{key}:")
@@ -119,6 +119,7 @@ def model_facts(name: str) -> dict[str, Any]:
         "folder": str(folder),
         "components": components,
         "base_model": base and f"{base.title}, {base.num_layers or 'all'} layers",
+        "about": config.about,
         "actions": action_facts(config.action),
         "frames": {
             "image_size": config.codec.image_size,

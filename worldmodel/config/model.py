@@ -217,6 +217,8 @@ class WorldModelConfig:
     world: str | None = None
     """Name of the world that the model is trained in (shapes, or one that you registered); needed by
     `worldmodel eval`, the suggestions of the demo and some objectives."""
+    about: str = ""
+    """What the world is and what one wants in it, in a sentence: shown on pages beside it."""
     outcomes: bool = False
     """Whether the model predicts the reward of each round and the end of episodes, as far as its data have
     them."""

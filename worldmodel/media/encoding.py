@@ -70,8 +70,8 @@ def encode_png(image: Frame | Image.Image, **options: Any) -> bytes:
 
 
 def encode_jpeg(frame: Frame, quality: int = 85) -> bytes:
-    """Encode a frame as JPEG; `quality` from 1 to 95."""
-    return _encode_image(frame, "JPEG", quality=quality)
+    """Encode a frame as JPEG, with its colours in full resolution; `quality` from 1 to 95."""
+    return _encode_image(frame, "JPEG", quality=quality, subsampling=0)
 
 
 def _encode_image(image: Frame | Image.Image, format: str, **options: Any) -> bytes:

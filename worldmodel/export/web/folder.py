@@ -111,6 +111,7 @@ def describe(model: WorldModel, name: str, starts: list[dict[str, str]]) -> dict
     size = config.codec.image_size
     return {
         "name": name,
+        "about": config.about,
         "size": [size, size] if isinstance(size, int) else list(size),
         "chunk_frames": config.chunk_frames,
         "fps": config.fps,

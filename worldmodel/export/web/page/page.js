@@ -58,6 +58,7 @@ async function load() {
   Object.assign(game, { meta });
   document.title = `${meta.name} – play a world`;
   $("model").textContent = `${meta.name} · ${meta.size.toReversed().join(" x ")} px · ${meta.fps} frames a second`;
+  $("about").textContent = meta.about;
   const { Controls, onRelease } = await import(await assets.module("controls.js"));
   const world = { action: meta.action, chunk_frames: meta.chunk_frames, fps: meta.fps, pace: "on_action" };
   game.controls = new Controls(world, act, $("screen"));
@@ -296,7 +297,7 @@ function arrived(moment) {
   $("probability-row").hidden = !game.meta.code;
   if (game.meta.code) $("probability").textContent = probability ? `${(100 * probability).toPrecision(2)} %` : "–";
   tell(outcome?.ended ? "The episode ends here. Undo, or start again." : "");
-  document.body.toggleAttribute("data-ended", Boolean(outcome?.ended));
+  document.body.toggleAttribute("data-over", Boolean(outcome?.ended));
   $("undo").disabled = !moment.parent;
   $("run").textContent = game.running ? "Pause" : "Run";
   pill(game.running ? "Running" : "Every action plays a round", "live");
@@ -334,7 +335,7 @@ function leave() {
   Object.assign(game, { moment: null, newest: null, waiting: [], running: false });
   screen.frames = [];
   delete document.body.dataset.live;
-  document.body.removeAttribute("data-ended");
+  document.body.removeAttribute("data-over");
   for (const name of ["undo", "fork", "run", "wait", "gif", "png", "share", "stop"]) $(name).disabled = true;
   $("start").hidden = $("veil").hidden = false;
   $("act").hidden = $("shared").hidden = true;
