@@ -13,6 +13,7 @@ from worldmodel.episodes import Episode
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
+from worldmodel.train.objectives.rollout import RolloutWindow
 from worldmodel.train.objectives.state import predict_windows
 
 WORDS = ("the red ball moves left", "the red ball vanishes", "the blue box turns green")
@@ -39,6 +40,28 @@ def test_rounds_are_predicted_in_windows(make_model: Callable[..., WorldModel], 
             forecast.unflatten(0, (2, 7))[:, part][:, seen],
             alone.condition.forecast.unflatten(0, (2, size))[:, seen],
         )
+
+
+@pytest.mark.parametrize("texts", [("go on", "go on"), ("go on", "the small red ball " * 8)])
+def test_rounds_of_a_self_rollout_are_those_of_one_pass(
+    make_model: Callable[..., WorldModel], texts: tuple[str, str]
+) -> None:
+    """With a cache, and where actions of different lengths have none."""
+    model = make_model(history_rounds=1)
+    size, generator = model.config.context_rounds, torch.Generator().manual_seed(0)
+    context = torch.randn(2, 7, *model.config.latent_shape, generator=generator)[:, :, :1]
+    episodes = [[Action(text), *ACTIONS[:5], Action(keys=("left",))] for text in texts]
+    window = RolloutWindow(model, episodes)
+    with torch.no_grad():
+        played, cached = [], []
+        for index in range(7):
+            played.append(window.play(index, context[:, index], None))
+            cached.append(window.cache is not None)
+        for first in range(0, 7, size):
+            part = slice(first, first + size)
+            together = model(context[:, part], [episode[part] for episode in episodes])
+            torch.testing.assert_close(torch.stack(played[part], dim=1), together.hidden)
+    assert cached == [texts[0] == texts[1]] * size + [True] * 4
 
 
 def test_a_self_rollout_continues_as_a_session_does(

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from worldmodel.actions import Action
-from worldmodel.batch import map_tensors, take, to_device
+from worldmodel.batch import map_tensors, to_device
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
 from worldmodel.models import text
@@ -36,6 +36,7 @@ from worldmodel.train.objectives.base import (
 )
 from worldmodel.train.objectives.codec import pixel_error
 from worldmodel.train.objectives.language import LanguageObjective, text_loss
+from worldmodel.train.objectives.rollout import RolloutWindow
 
 
 class StateObjective(Objective):
@@ -247,45 +248,48 @@ class StateObjective(Objective):
 
         Codes are those of what really happened, or targets would be of another future.
         """
-        seen = self.observed_rounds + 1
-        predicted = context[:, :seen]
-        pixels = frames if frames is None else frames[:, :seen]
+        observed = self.observed_rounds + 1
+        predicted = context[:, :observed]
+        pixels = frames if frames is None else frames[:, :observed]
+        window = RolloutWindow(model, actions)
         (most,) = model.agreement.most(context.shape[1])
-        for index in range(seen, context.shape[1]):
-            # The first round of its window, the oldest that `predict_windows` shows to the round before.
-            first = (index - 1) // model.config.context_rounds * model.config.context_rounds
-            past = [episode[first:index] for episode in actions]
-            seen_before = pixels if pixels is None else pixels[:, first:]
-            known = codes and codes.rounds(first, index)
-            following, shown = self.next_round(model, predicted[:, first:], seen_before, past, rng, known)
+        for index in range(1, context.shape[1]):
+            last, done = predicted[:, index - 1], [episode[index - 1] for episode in actions]
+            known = codes and codes.rounds(index - 1, index)
+            history = known and model.state and model.state.history(known.following()[:, 0])
+            seen = None if pixels is None else pixels[:, index - 1]
+            hidden = window.play(index - 1, last, seen, history)
+            if index < observed:
+                continue  # what follows this round was observed
+            state = model.read_state(hidden, last, done, code=known and known.code[:, 0])
+            following, shown = self.next_round(model, state, last, done, rng, pixels is not None)
             played = scored[:, index - 1, None, None, None, None]
             following = following.where(played, context[:, index])
             predicted = torch.cat([predicted, following[:, None]], dim=1)
             if shown is not None and pixels is not None and frames is not None:
                 shown = shown.where(played, frames[:, index])
                 pixels = torch.cat([pixels, shown[:, None]], dim=1)
-        for _ in range(max(seen, context.shape[1]), most):  # other processes have more rounds
-            first = None if frames is None else frames[:1, :1]
-            known = codes and Codes(codes.code[:1, :1])
-            other = SampleRng([(0,)], rng.device, rng.dtype)
-            self.next_round(model, context[:1, :1], first, [actions[0][:1]], other, known)
+        for index in range(context.shape[1], most):  # other processes have more rounds
+            first, seen = context[:1, 0], None if frames is None else frames[:1, 0]
+            hidden = RolloutWindow(model, actions[:1]).play(0, first, seen)
+            if index >= observed:
+                state = model.read_state(hidden, first, actions[0][:1], code=codes and codes.code[:1, 0])
+                other = SampleRng([(0,)], rng.device, rng.dtype)
+                self.next_round(model, state, first, actions[0][:1], other, frames is not None)
         return predicted, pixels
 
     def next_round(
         self,
         model: WorldModel,
-        predicted: Float[Tensor, "b r s c h w"],
-        pixels: Tensor | None,
-        actions: list[list[Action]],
+        state: State,
+        last: Float[Tensor, "b s c h w"],
+        actions: list[Action],
         rng: SampleRng,
-        codes: Codes | None,
+        needs_frames: bool,
     ) -> tuple[Float[Tensor, "b s c h w"], Tensor | None]:
-        """Return context and frames of the round after those that are `predicted`."""
-        last, rounds = predicted[:, -1], predicted.shape[1]
-        newest = to_device(torch.arange(rounds - 1, len(predicted) * rounds, rounds), model.device)
-        state = take(model(predicted, actions, pixels, codes).state, newest)
-        latents = self.next_latents(model, state, last, [episode[-1] for episode in actions], rng)
-        clip = model.decode(latents, last) if model.codec.causal or pixels is not None else None
+        """Return context and frames of the round that follows `last` by a predicted state."""
+        latents = self.next_latents(model, state, last, actions, rng)
+        clip = model.decode(latents, last) if model.codec.causal or needs_frames else None
         following = model.codec.context(latents, clip, model.config.context_latents)
         return following, None if clip is None else model.vision.select_frames(clip)
 
