@@ -25,6 +25,7 @@ from worldmodel.models.inference import optimize
 from worldmodel.models.loading import model_folder
 from worldmodel.models.offload import Offload
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.saved import identify
 from worldmodel.serving import logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
@@ -39,7 +40,6 @@ from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.media import system_calls
 from worldmodel.serving.settings import OPTIONS, EngineOptions, HttpOptions, ServerConfig
 from worldmodel.serving.watchdog import end_process_in, keep_process
-from worldmodel.serving.worlds.identity import identify
 from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)

@@ -75,6 +75,11 @@ class StepResult:
     state: PredictedState | None = None
     """The predicted state; None for models without one, and for observed rounds."""
 
+    def __repr__(self) -> str:
+        count, height, width, _ = self.frames.shape
+        told = "" if self.outcome is None else f", {self.outcome}"
+        return f"StepResult({count} frames of {width} x {height} pixels{told})"
+
 
 @dataclass(frozen=True)
 class Episode:

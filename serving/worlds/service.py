@@ -39,6 +39,7 @@ from worldmodel.rollout.round import (
     start_chunks,
     start_worlds,
 )
+from worldmodel.rollout.saved import identify
 from worldmodel.rollout.session import (
     check_past,
     check_task,
@@ -55,7 +56,7 @@ from worldmodel.serving.engine.generator_processes import GeneratorProcesses
 from worldmodel.serving.engine.local import Engine, InProcessEngine, known
 from worldmodel.serving.settings import MAX_STEPS
 from worldmodel.serving.tracing import span
-from worldmodel.serving.worlds.identity import Identity, identify
+from worldmodel.serving.worlds.identity import Identity
 
 GREEDY = TextParams()
 

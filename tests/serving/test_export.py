@@ -20,10 +20,10 @@ from worldmodel.actions import Action
 from worldmodel.config import GeneratorConfig
 from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.saved import _digest, identify
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import Client
-from worldmodel.serving.worlds import saved as files
-from worldmodel.serving.worlds.identity import Identity, identify
+from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import World, WorldService
 
@@ -185,7 +185,7 @@ def tampered(
     document["settings"] |= (world or {}).pop("settings", {})
     metadata["world"] = json.dumps(document | (world or {}))
     held = {**load(data), **(tensors or {})}
-    return save(held, {**metadata, "sha256": files._digest(metadata, held)})
+    return save(held, {**metadata, "sha256": _digest(metadata, held)})
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,12 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.quantization import num_bytes
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel import collectives
+from worldmodel.rollout.saved import identify
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.denoiser import DenoisingLoop
 from worldmodel.serving.engine.generator_processes import GeneratorProcesses, check, keep_part
 from worldmodel.serving.settings import OPTIONS, Parallelism
-from worldmodel.serving.worlds.identity import Identity, identify
+from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.saved import SavedWorld
 
 SELF = Path(__file__)

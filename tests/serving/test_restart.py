@@ -20,11 +20,11 @@ from websockets.sync.client import connect
 
 from worldmodel.cli import main
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.saved import identify
 from worldmodel.serving.connections import HEAD_TIMEOUT_S
 from worldmodel.serving.replicas.database import Database
 from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.videos.storage import Storage
-from worldmodel.serving.worlds.identity import identify
 
 # Long enough to be under way when it is looked at, short enough to show progress at once.
 LONG = {"prompt": "a red ball", "num_frames": 512, "num_inference_steps": 64}

@@ -18,12 +18,12 @@ from worldmodel.actions import Action
 from worldmodel.leases import Holder
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.saved import identify
 from worldmodel.serving.auth import ANONYMOUS
 from worldmodel.serving.replicas.database import Database, videos
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.orders import Orders, _columns
 from worldmodel.serving.videos.record import RECORDS, VideoPlan, VideoRecord, new_record
-from worldmodel.serving.worlds.identity import identify
 from worldmodel.serving.worlds.service import WorldSettings
 
 SETTINGS = WorldSettings(num_inference_steps=1, seed=3, adapter=None)

@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import torch
 from PIL import Image
 
 from worldmodel.config import ImageSize
@@ -24,12 +25,17 @@ def read_observation(
 ) -> Frames:
     """Read an image as a clip of one frame, or a video (or GIF) as `read_video` does.
 
-    Frames in memory, uint8 `[t, h, w, 3]`, count as a video that already has the wanted rate. With `newest`,
+    Frames in memory, uint8 `[t, h, w, 3]`, count as a video that already has the wanted rate. Pixels in
+    memory may also be floats from 0 to 1, and PyTorch tensors, whose channels may come first. With `newest`,
     the last `max_frames` frames of a longer video are returned instead of its first.
 
     Raises:
         InputError: as `read_image` and `read_video`, or the source is of another type.
     """
+    if isinstance(source, torch.Tensor):
+        source = _channels_last(source.detach().cpu())
+    if isinstance(source, np.ndarray) and np.issubdtype(source.dtype, np.floating):
+        source = _from_unit_range(source)
     if isinstance(source, np.ndarray) and source.ndim == 4:
         if not len(source):
             raise InputError("The clip has no frames; pass at least one.")
@@ -40,7 +46,7 @@ def read_observation(
     if not isinstance(source, str | os.PathLike | bytes):
         raise InputError(
             f"An observation of type {type(source).__name__} cannot be read; pass a path, the bytes of a "
-            "file, a PIL image or a NumPy array of uint8."
+            "file, a PIL image, or an array or tensor of pixels."
         )
     name, data = read_bytes(source, limits.max_video_bytes, "observation")
     kind = sniff.detect_format(data)
@@ -53,3 +59,23 @@ def read_observation(
     if len(data) > limits.max_image_bytes:
         raise InputError(f"{name} is larger than {limits.max_image_bytes // 2**20} MiB; shrink it first.")
     return crop_and_resize(load_image(name, data, limits), size)[None]
+
+
+def _channels_last(pixels: torch.Tensor) -> np.ndarray:
+    if pixels.ndim >= 3 and pixels.shape[-3] in (1, 3) and pixels.shape[-1] not in (1, 3, 4):
+        pixels = pixels.movedim(-3, -1)
+    return (pixels.float() if pixels.dtype == torch.bfloat16 else pixels).numpy()
+
+
+def _from_unit_range(pixels: np.ndarray) -> np.ndarray:
+    """Return floats from 0 to 1 as uint8.
+
+    Raises:
+        InputError: they have other values.
+    """
+    low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
+    if not (low >= 0 and high <= 1):  # also where one is no number
+        raise InputError(
+            f"The pixels are floats from {low:g} to {high:g}; pass uint8, or floats from 0 to 1."
+        )
+    return np.round(pixels * 255).astype(np.uint8)

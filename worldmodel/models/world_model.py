@@ -91,6 +91,12 @@ class WorldModel(PretrainedModel):
             top_k=top_k,
         )
 
+    def __repr__(self) -> str:
+        config = self.config
+        (height, width), kinds = height_width(config.codec.image_size), ", ".join(config.action.kinds)
+        count = sum(parameter.numel() for parameter in self.parameters()) / 1e6
+        return f"WorldModel({count:.1f} M parameters, {width} x {height} pixels at {config.fps} fps, {kinds})"
+
     @property
     def device(self) -> torch.device:
         """Device of the model's own parameters."""

@@ -1,8 +1,12 @@
 """Sessions: one live rollout that can be forked, restored and saved."""
 
+import base64
 import operator
+import tempfile
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -12,17 +16,22 @@ import torch
 from worldmodel import media
 from worldmodel.actions import Action, AnyAction
 from worldmodel.actions.words import NOTHING_HAPPENS, understand
+from worldmodel.config import height_width
 from worldmodel.episodes import DESCRIBE, WHAT_HAPPENED, Outcome, StepResult
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.media.encoding import encode_png
 from worldmodel.models.text import TextSequence, sequences
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout import session_file
 from worldmodel.rollout.futures import Future, futures
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import LocalEngine, SamplingParams, observe_round, play_round, start_worlds
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation
 
 MAX_QUESTION_CHARACTERS = 400
+MAX_UNDO = 256
+"""Rounds that can be undone; each keeps a few kilobytes, since states share their histories."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,9 @@ class Snapshot:
 
     state: WorldState
     recording: Recording
+
+    def __repr__(self) -> str:
+        return f"Snapshot(round {self.state.round}, {len(self.recording.actions)} actions)"
 
 
 class Session:
@@ -78,6 +90,7 @@ class Session:
         )
         self._state: WorldState | None = None
         self._recording = Recording(())
+        self._before: deque[Snapshot] = deque(maxlen=MAX_UNDO)
 
     # ---- playing -------------------------------------------------------------------------------------
 
@@ -119,21 +132,61 @@ class Session:
     def step(self, action: AnyAction = None) -> StepResult:
         """Play one round and return its frames and outcome; None is the null action.
 
-        A list has the actions of the round in order, as many as `model.config.action.per_round`.
+        A list has the actions of the round in order, as many as `model.config.action.per_round`; where that
+        is one, it has the names of keys that are held.
 
         Raises:
             InputError: the session was not reset, or the model does not take such an action.
         """
-        taken = Action.of(action)
+        taken = self._read_action(action)
         (state,) = play_round(self.model, self.engine, [self.state], [taken], self.params)
         return self.advance(taken, state)
 
     def advance(self, action: Action, state: WorldState) -> StepResult:
         """Continue from the state after an action, which a batch of rounds has made."""
+        self._before.append(self.snapshot())
         self._state, self._recording = state, self._recording.extended(action, state.frames[0])
         frames = state.frames[0].copy()  # the caller may draw on it: forks and snapshots share the state
         predicted = state.states[0] if state.states else None
         return StepResult(frames, self.outcome, predicted)
+
+    def compare(self, *actions: AnyAction) -> list[StepResult]:
+        """Return what a round with each of several actions leads to; the session does not change.
+
+        All are one batch, with the same seed, so what differs is what the actions do.
+
+        Raises:
+            InputError: as `step`, or there is no action.
+        """
+        if not actions:
+            raise InputError("There is nothing to compare; pass two or more actions.")
+        taken = [self._read_action(action) for action in actions]
+        states = play_round(self.model, self.engine, [self.state] * len(taken), taken, self.params)
+        return [
+            StepResult(
+                state.frames[0].copy(),
+                state.outcomes[0] if state.outcomes else None,
+                state.states[0] if state.states else None,
+            )
+            for state in states
+        ]
+
+    def undo(self, rounds: int = 1) -> np.ndarray:
+        """Go back by rounds that were played since `reset` or `restore`; return the newest clip then.
+
+        Raises:
+            InputError: fewer were played, or they are too long ago (256).
+        """
+        if not 1 <= rounds <= len(self._before):
+            raise InputError(
+                f"{rounds} rounds cannot be undone, since {len(self._before)} can; use a snapshot to go back "
+                "further."
+            )
+        snapshot = self._before[-rounds]
+        for _ in range(rounds):
+            self._before.pop()
+        self._state, self._recording = snapshot.state, snapshot.recording
+        return snapshot.recording.clips[-1].copy()
 
     def futures(self, action: AnyAction = None, num_draws: int = 256, max_futures: int = 16) -> list[Future]:
         """Return the distinct observations that an action may lead to, the most probable first.
@@ -259,6 +312,7 @@ class Session:
         ):
             raise InputError("The snapshot was made by another model; restore it in a session of that model.")
         self._state, self._recording = snapshot.state, snapshot.recording
+        self._before.clear()
 
     def fork(self) -> "Session":
         """Return an independent copy of the session."""
@@ -299,16 +353,74 @@ class Session:
         return self.snapshot().recording.actions
 
     def save(self, path: str | Path) -> Path:
-        """Write the rollout as `.mp4` or `.gif`, or as a contact sheet `.png` with one row per round.
+        """Write the rollout, in the form that the suffix of the file names.
+
+        `.mp4` and `.gif` are a film, `.png` is a contact sheet with one row per round, and `.safetensors` (or
+        `.pt`, which is no pickle either) is the session itself, from which `Session.load` goes on.
 
         Raises:
             OutputError: the file cannot be written, or its suffix is not one of these.
         """
+        if Path(path).suffix.lower() in session_file.SUFFIXES:
+            here = self.snapshot()
+            saved = session_file.SavedSession(self.seed, self.params, here.state, here.recording)
+            session_file.write(saved, self.model, Path(path))
+            return Path(path)
         return self.snapshot().recording.save(path, self.model.config.fps)
+
+    @classmethod
+    def load(cls, path: str | Path, model: WorldModel) -> "Session":
+        """Open a session that `save` wrote; it goes on with the same frames.
+
+        Raises:
+            InputError: there is no such file, it is damaged, or it is of another model.
+        """
+        seed, params, state, recording = session_file.read(path, model)
+        session = cls(
+            model,
+            seed,
+            params.num_inference_steps,
+            params.guidance_scale,
+            negative_prompt=params.negative_prompt,
+            temperature=params.temperature,
+            top_k=params.top_k,
+        )
+        session.restore(Snapshot(state, recording))
+        return session
+
+    def __repr__(self) -> str:
+        config = self.model.config
+        height, width = height_width(config.codec.image_size)
+        when = "not started" if self._state is None else f"round {self._state.round}"
+        return f"Session({when}, seed {self.seed}, {width} x {height} pixels at {config.fps} fps)"
+
+    def _repr_html_(self) -> str:
+        """Show the rollout so far in a notebook: a film, or the picture if there is one frame alone."""
+        caption = f"<p>{escape(repr(self))}</p>"
+        if self._state is None:
+            return caption
+        if len(self.frames) == 1:
+            png = base64.b64encode(encode_png(self.frames[0])).decode()
+            style = "image-rendering: pixelated; min-width: 256px"
+            return f'<img src="data:image/png;base64,{png}" style="{style}">{caption}'
+        with tempfile.TemporaryDirectory() as folder:
+            film = self._recording.save(Path(folder) / "film.mp4", self.model.config.fps).read_bytes()
+        source = f"data:video/mp4;base64,{base64.b64encode(film).decode()}"
+        return f'<video src="{source}" autoplay loop muted controls playsinline></video>{caption}'
 
     def forget_recording(self) -> None:
         """Keep only the newest clip, for rollouts without an end."""
         self._recording = Recording(self._recording.clips[-1:])
+        self._before.clear()
+
+    def _read_action(self, action: AnyAction) -> Action:
+        """Parse an action; a list of names of keys is one action, where a round has one."""
+        takes = self.model.config.action
+        if isinstance(action, list | tuple) and action and takes.per_round == 1:
+            names = [each for each in action if isinstance(each, str)]
+            if len(names) == len(action) and set(names) <= set(takes.keys):
+                return Action(keys=tuple(names))
+        return Action.of(action)
 
     def _read(self, observation: Any) -> np.ndarray:
         config = self.model.config
