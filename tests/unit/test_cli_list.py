@@ -61,3 +61,37 @@ def test_it_is_quick_because_it_imports_no_torch() -> None:
 def test_a_name_that_is_nearly_right_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "shape-tiny"]) == 2
     assert "did you mean 'shapes-tiny'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rollout", "missing.png", "go on"],
+        ["rollout", "--model", "nothing", "--text", "a ball", "go on"],
+        ["describe", "missing.png"],
+        ["demo", "nothing"],
+        ["serve", "nothing"],
+        ["eval", "nothing"],
+        ["export", "nothing", "--web", "page"],
+    ],
+    ids=" ".join,
+)
+def test_missing_files_and_models_are_noticed_at_once(command: list[str]) -> None:
+    code = (
+        "import sys; from worldmodel.cli import main; "
+        f"code = main({command!r}); assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_no_checkpoint_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for wrong in (tmp_path / "nothing", run, run / "checkpoints"):
+        assert main(["export", str(wrong), str(tmp_path / "out")]) == 2
+    missing, is_run, other = capsys.readouterr().err.splitlines()
+    assert "no folder" in missing
+    assert f"{run}/checkpoints/best" in is_run
+    assert "not a checkpoint" in other

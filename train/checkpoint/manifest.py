@@ -83,6 +83,12 @@ class Manifest:
             values["origin"] = Origin(**values["origin"])
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            if not folder.is_dir():
+                raise ModelError(
+                    f"There is no folder {folder}; use one in RUN_DIR/checkpoints, such as best."
+                ) from None
+            if (folder / "checkpoints").is_dir():
+                raise ModelError(f"{folder} is a run; use {folder}/checkpoints/best.") from None
             raise ModelError(
                 f"{folder} is not a checkpoint of this version, or its {NAME} is damaged; use another one."
             ) from None

@@ -1,6 +1,7 @@
 """`worldmodel demo`: a web page to steer a model."""
 
 from worldmodel import config as configs
+from worldmodel.cli.model import check_model
 from worldmodel.cli.parser import Parser, option
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import InputError
@@ -32,8 +33,11 @@ def main(argv: list[str]) -> None:
     if args.model and args.server:
         raise InputError(f"MODEL {args.model!r} and --server exclude each other; leave one of them out.")
 
+    model = None if args.server else args.model or "shapes-tiny"
+    if model is not None:
+        check_model(model)
+    flow = configs.load(args.flow, [], FlowConfig) if args.flow else None
+
     from worldmodel.demo import app
 
-    model = None if args.server else args.model or "shapes-tiny"
-    flow = configs.load(args.flow, [], FlowConfig) if args.flow else None
     app.run(model, args.server, args.port, args.world, flow)

@@ -1,7 +1,7 @@
 """`worldmodel describe`: text about observations."""
 
 from worldmodel.actions.words import say
-from worldmodel.cli.model import add_base_option, load_model
+from worldmodel.cli.model import add_base_option, check_files, load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.errors import InputError
 
@@ -28,6 +28,7 @@ def main(argv: list[str]) -> None:
         raise InputError(
             f"The question {args.question!r} and --after exclude each other; leave one of them out."
         )
+    check_files(args.observation, args.after)
     session = load_model(args.model, base=args.base).session()
     session.reset(args.observation)
     if args.after is not None:

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from worldmodel.cli.model import add_base_option, add_inference_options, load_model
+from worldmodel.cli.model import add_base_option, add_inference_options, check_model, load_model
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.cli.suite import add_data_options, chosen_suite
 from worldmodel.errors import InputError
@@ -14,6 +14,7 @@ def main(argv: list[str]) -> None:
     """Evaluate a model, write its report and print a table."""
     args = _parser().parse_args(argv)
 
+    check_model(args.model)  # before PyTorch is imported, which takes seconds
     from worldmodel.eval.report import check_folder, json_values, write_report
     from worldmodel.eval.suite import EvalSettings, check_settings, evaluate
     from worldmodel.eval.table import Table

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from worldmodel.cli.model import add_base_option, load_model
+from worldmodel.cli.model import add_base_option, check_model, load_model
 from worldmodel.cli.parser import Parser, option
 
 
@@ -79,6 +79,7 @@ def main(argv: list[str]) -> None:
 
 
 def _export_web(args: argparse.Namespace) -> None:
+    check_model(args.checkpoint)
     from worldmodel.export.web import export_web
 
     model = load_model(args.checkpoint, base=args.base)

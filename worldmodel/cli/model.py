@@ -1,9 +1,11 @@
 """Model loading for verbs."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from worldmodel.cli.parser import option
+from worldmodel.errors import InputError
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
@@ -18,6 +20,7 @@ def load_model(name: str, options: argparse.Namespace | None = None, base: str |
         ModelError: there is no such model, or its files are damaged.
         ConfigError: an option is out of range or not available.
     """
+    check_model(name)  # before PyTorch is imported, which takes seconds
     from worldmodel.models.world_model import WorldModel
 
     quiet_transformers()
@@ -27,6 +30,30 @@ def load_model(name: str, options: argparse.Namespace | None = None, base: str |
 
         optimize(model, options.cache_threshold, options.quantization, options.compile)
     return model
+
+
+def check_model(name: str) -> None:
+    """Check that there is a model of this name, unless it may be on the Hub; imports no torch.
+
+    Raises:
+        ModelError: there is none.
+    """
+    from worldmodel.models.loading import location
+
+    if not location.is_repository(name):
+        location.resolve(name)
+
+
+def check_files(*paths: str | None) -> None:
+    """Check that files exist; None stands for one that was not given. Imports no torch.
+
+    Raises:
+        InputError: one does not.
+    """
+    for path in paths:
+        # A URL has a message of its own, when it is read.
+        if path is not None and "://" not in path and not os.path.exists(os.path.expanduser(path)):
+            raise InputError(f"There is no file {path!r}; check the path.")
 
 
 def add_base_option(parser: "argparse._ActionsContainer") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldmodel.actions import control_kinds
-from worldmodel.cli.model import add_base_option, add_inference_options, load_model
+from worldmodel.cli.model import add_base_option, add_inference_options, check_files, check_model, load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser, option, seed_number
 from worldmodel.errors import InputError
 from worldmodel.io import staged_files
@@ -23,6 +23,8 @@ def main(argv: list[str]) -> None:
     """Roll out a list of actions and write the video."""
     args = _parser().parse_intermixed_args(argv)
     observation, words = (None, args.given) if args.text is not None else _split(args.given)
+    check_files(observation)
+    check_model(args.model)
     actions = _actions(words, args.actions, args.rounds)
     with staged_files(args.out) as staging:
         model = load_model(args.model, args, args.base)

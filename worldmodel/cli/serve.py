@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel.cli.config import field_docs
-from worldmodel.cli.model import add_base_option, quiet_transformers
+from worldmodel.cli.model import add_base_option, check_model, quiet_transformers
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.errors import ConfigError, InputError, ModelError, pip_install
 from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
@@ -46,6 +46,7 @@ def served(args: argparse.Namespace) -> dict[str, Any]:
     """
     if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
         raise ConfigError(f"`worldmodel serve` needs extra packages; run {pip_install('serve')}.")
+    check_model(args.model)
     adapters, limits = _adapters(args.adapter), _limits(args)
     if args.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ConfigError(
