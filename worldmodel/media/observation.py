@@ -1,9 +1,9 @@
 """Reading of observations: an image or a video, from a file or from memory."""
 
 import os
+from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from worldmodel.config import ImageSize
@@ -32,8 +32,10 @@ def read_observation(
     Raises:
         InputError: as `read_image` and `read_video`, or the source is of another type.
     """
-    if isinstance(source, torch.Tensor):
-        source = _channels_last(source.detach().cpu())
+    if hasattr(source, "detach") and hasattr(
+        source, "cpu"
+    ):  # a tensor: this module is read without PyTorch, too
+        source = _array_of(source)
     if isinstance(source, np.ndarray) and np.issubdtype(source.dtype, np.floating):
         source = _from_unit_range(source)
     if isinstance(source, np.ndarray) and source.ndim == 4:
@@ -61,10 +63,13 @@ def read_observation(
     return crop_and_resize(load_image(name, data, limits), size)[None]
 
 
-def _channels_last(pixels: torch.Tensor) -> np.ndarray:
+def _array_of(tensor: Any) -> np.ndarray:
+    """Return the pixels of a PyTorch tensor, with channels last."""
+    tensor = tensor.detach().cpu()
+    pixels = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     if pixels.ndim >= 3 and pixels.shape[-3] in (1, 3) and pixels.shape[-1] not in (1, 3, 4):
-        pixels = pixels.movedim(-3, -1)
-    return (pixels.float() if pixels.dtype == torch.bfloat16 else pixels).numpy()
+        pixels = np.moveaxis(pixels, -3, -1)
+    return pixels
 
 
 def _from_unit_range(pixels: np.ndarray) -> np.ndarray:

@@ -138,6 +138,11 @@ def play_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
                     (here / part).rename(here / f"{part}-away")
                     away.append(part)
             try:
+                config = json.loads((model / "config.json").read_text())["model"]
+                size = config["codec"]["image_size"]
+                height, width = size if isinstance(size, list) else (size, size)
+                pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save("start.png")
                 base = model / "backbone" / "base.json"
                 options = []
                 if base.is_file():
@@ -145,11 +150,6 @@ def play_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
                     assert "--base" in capsys.readouterr().err
                     known = Path(json.loads(base.read_text())["folder"]).relative_to(here)
                     options = ["--base", str(here / f"{known.parts[0]}-away" / Path(*known.parts[1:]))]
-                config = json.loads((model / "config.json").read_text())["model"]
-                size = config["codec"]["image_size"]
-                height, width = size if isinstance(size, list) else (size, size)
-                pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save("start.png")
                 words = ["rollout", "start.png", "wait", "--rounds", "3", "--model", "model", "--out", "out"]
                 steps = ["--num-inference-steps", "2"] if config["generator"] else []
                 assert main([*words, *steps, *options]) == 0, capsys.readouterr().err
