@@ -32,9 +32,8 @@ def read_observation(
     Raises:
         InputError: as `read_image` and `read_video`, or the source is of another type.
     """
-    if hasattr(source, "detach") and hasattr(
-        source, "cpu"
-    ):  # a tensor: this module is read without PyTorch, too
+    # A tensor: the processes that decode media do not import PyTorch.
+    if hasattr(source, "detach") and hasattr(source, "cpu"):
         source = _array_of(source)
     if isinstance(source, np.ndarray) and np.issubdtype(source.dtype, np.floating):
         source = _from_unit_range(source)
