@@ -355,8 +355,8 @@ class Session:
     def save(self, path: str | Path) -> Path:
         """Write the rollout, in the form that the suffix of the file names.
 
-        `.mp4` and `.gif` are a film, `.png` is a contact sheet with one row per round, and `.safetensors` (or
-        `.pt`, which is no pickle either) is the session itself, from which `Session.load` goes on.
+        `.mp4` and `.gif` are a film, and `.png` is a contact sheet with one row per round. `.safetensors` and
+        `.pt` are the session itself, which `Session.load` reads; both contain safetensors.
 
         Raises:
             OutputError: the file cannot be written, or its suffix is not one of these.

@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import io
 import json
-import re
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -95,8 +94,7 @@ def write_folder(model: WorldModel, folder: Path, name: str, libraries: Path) ->
 def describe(model: WorldModel, name: str, starts: list[dict[str, str]]) -> dict[str, Any]:
     """Return what the page has to know of a model."""
     config, action, language = model.config, model.action, model.backbone.model.config
-    heads = getattr(language, "num_key_value_heads", None) or language.num_attention_heads
-    head_width = getattr(language, "head_dim", None) or language.hidden_size // language.num_attention_heads
+    layers, heads, head_width = model.backbone.cache_shape
     words = language.vocab_size if _takes_words(model) else 0
     row = words + 1 + config.action.per_round  # after words, padding and markers
     names: dict[str, Any] = {}
@@ -118,7 +116,7 @@ def describe(model: WorldModel, name: str, starts: list[dict[str, str]]) -> dict
         "pace": config.pace,
         "history_rounds": config.history_rounds,
         "width": model.backbone.width,
-        "past": {"layers": language.num_hidden_layers, "heads": heads, "width": head_width},
+        "past": {"layers": layers, "heads": heads, "width": head_width},
         "tokens": {
             "slot": action.slot,
             "blank": words,
@@ -163,11 +161,6 @@ def single_page(folder: Path) -> str:
     page = (folder / "page.js").read_text(encoding="utf-8")
     script = f'<script type="importmap">{imports}</script>\n<script type="module">\n{page}</script>'
     return html.replace('<script type="module" src="page.js"></script>', "\n".join([*elements, script]))
-
-
-def file_name(name: str) -> str:
-    """Return a name for a world whose model has this name or path."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", Path(name).name) or "world"
 
 
 def _takes_words(model: WorldModel) -> bool:

@@ -185,16 +185,14 @@ def round_outputs(model: WorldModel) -> list[str]:
 
 def _round_inputs(model: WorldModel) -> tuple[list[str], tuple[Any, ...], tuple[Any, ...]]:
     """Return names, examples and dynamic dimensions of the inputs of a round."""
-    config, language = model.config, model.backbone.model.config
-    heads = getattr(language, "num_key_value_heads", None) or language.num_attention_heads
-    width = getattr(language, "head_dim", None) or language.hidden_size // language.num_attention_heads
+    config, (layers, heads, width) = model.config, model.backbone.cache_shape
     tokens = model.round_tokens
     # `prefix` and `past` have different lengths, which the exporter would take for one otherwise.
     examples: dict[str, Any] = {
         "context": torch.zeros(1, config.context_latents, *config.latent_shape[1:]),
         "action": torch.zeros(model.action.slot, dtype=torch.long),
         "prefix": torch.zeros(tokens, model.backbone.width),
-        "past": torch.zeros(language.num_hidden_layers, 2, 1, heads, tokens + 3, width),
+        "past": torch.zeros(layers, 2, 1, heads, tokens + 3, width),
     }
     any_length = torch.export.Dim.DYNAMIC
     dims: list[Any] = [{}, {0: any_length}, {0: any_length}, {4: any_length}]
@@ -252,21 +250,23 @@ def _write(
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            graph.eval(),
-            args,
-            str(file),
-            dynamo=True,
-            external_data=False,
-            input_names=inputs,
-            output_names=outputs,
-            dynamic_shapes=dims,
-            opset_version=OPSET,
-            verbose=False,
-        )
-    logger.setLevel(level)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                graph.eval(),
+                args,
+                str(file),
+                dynamo=True,
+                external_data=False,
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_shapes=dims,
+                opset_version=OPSET,
+                verbose=False,
+            )
+    finally:
+        logger.setLevel(level)
     model = onnx.load(file)
     _store_bf16(model)
     onnx.checker.check_model(model)

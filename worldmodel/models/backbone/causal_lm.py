@@ -141,10 +141,16 @@ class Backbone(nn.Module):
 
     def position_bytes(self, dtype: torch.dtype) -> int:
         """Return the memory of the keys and values of one position."""
+        layers, heads, width = self.cache_shape
+        return 2 * layers * heads * width * dtype.itemsize
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, heads, and width of a head, of cached keys and values."""
         config: Any = self.model.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return 2 * config.num_hidden_layers * heads * width * dtype.itemsize
+        return config.num_hidden_layers, heads, width
 
     def new_cache(self) -> DynamicCache:
         """Return an empty key-value cache for `forward`.

@@ -46,10 +46,6 @@ const calls = {
     await world.step(states.get(state), action);
     return performance.now() - begin;
   },
-
-  forget(numbers) {
-    for (const number of numbers) states.delete(number);
-  },
 };
 
 function keep(state) {
