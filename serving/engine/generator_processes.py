@@ -223,7 +223,7 @@ def check(model: WorldModel, size: int, parallelism: Parallelism) -> None:
     if config.generator is None:
         raise ConfigError(f"{name} is {size}, and this model has no generator; leave it out.")
     rows, columns = config.codec.grid
-    frames = min(filter(None, (config.context_latents, config.chunk_latents)))
+    frames = config.unseen_latents
     tokens = frames * rows * columns // generator.cells_per_token
     if parallelism == "tensor":
         Part(0, size).share(generator.num_heads, "attention heads")

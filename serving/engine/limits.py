@@ -112,7 +112,7 @@ def _length(given: int | None, model: WorldModel) -> int:
     longest_round = model.round_tokens + model.action.max_tokens - slot
     vision = model.vision.round_tokens
     if config.vision.sees_latents:  # a clip that is described has more frames than a round
-        vision = vision // config.context_latents * config.vision.max_frames
+        vision = vision // config.unseen_latents * config.vision.max_frames
     needed = rounds * model.round_tokens + 1  # vLLM adds a token to every sequence
     known = getattr(model.backbone.model.config, "max_position_embeddings", None) or needed
     longest = max(rounds * longest_round + 1, vision + QUESTION_TOKENS + 2 + text.MAX_TOKENS)

@@ -164,7 +164,7 @@ KINDS = {
             text={"max_tokens": 16}, keys=("left", "right"), vector=2, mouse=True, per_round=4
         )
     },
-    "several context frames, and frames that are not square": {"context_latents": 2, "image_size": (32, 48)},
+    "several context frames, and frames that are not square": {"context_latents": 6, "image_size": (32, 48)},
 }
 ACTIONS = {
     "a code": ["go on", {"keys": ["left"]}, None],

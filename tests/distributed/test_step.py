@@ -45,6 +45,16 @@ STAGES = {
     "own": StageConfig(
         "joint", batch_size=4, train=WHOLE, tasks={"rounds": 1.0}, rounds=2, self_rollout=(1.0, 1.0)
     ),
+    # Through time: three rounds, of which clips that end early have fewer.
+    "rollout": StageConfig(
+        "state",
+        batch_size=5,
+        microbatch_size=2,
+        train=WHOLE,
+        tasks={"rounds": 1.0},
+        rounds=3,
+        self_rollout=(1.0, 1.0),
+    ),
     "lora": StageConfig(
         "joint", batch_size=5, microbatch_size=2, train=BY_LORA, tasks={"rounds": 1.0}, rounds=2
     ),
@@ -57,8 +67,10 @@ STAGES = {
 CASES = [
     ("reference", "full"),
     ("reference", "own"),
+    ("reference", "rollout"),
     ("reference", "text"),
     ("sdpa", "lora"),
+    ("sdpa", "rollout"),
     ("sdpa", "swin"),
 ]
 """Kernels and stages; with sdpa, activations are recomputed."""

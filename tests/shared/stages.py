@@ -12,6 +12,7 @@ STAGES = {
     "state": StageConfig("state", tasks={"rounds": 1.0}, train=EVERYTHING),
     "describe": StageConfig("state", tasks={"describe": 1.0}, train=EVERYTHING),
     "imagine": StageConfig("state", tasks={"imagine": 1.0}, train=EVERYTHING, rounds=1),
+    "rollout": StageConfig("state", tasks={"rounds": 1.0}, train=EVERYTHING, self_rollout=(1.0, 1.0)),
     "generator": StageConfig("generator", tasks={"rounds": 1.0}, train=EVERYTHING),
     "joint": StageConfig("joint", tasks={"rounds": 1.0}, train=EVERYTHING, self_rollout=(1.0, 1.0)),
     "distill": StageConfig(

@@ -78,6 +78,30 @@ def test_reading_from_the_middle_shows_what_reading_whole_shows(tmp_path: Path) 
             media.read_video(path, 32, 8, 6, 9.0)
 
 
+def test_episodes_begin_with_the_frames_that_a_session_remembers(counting: Path, tmp_path: Path) -> None:
+    model = replace(MODEL, context_latents=MODEL.chunk_latents + 2)
+    source = open_table(
+        write_table(tmp_path, [{"path": str(counting)}]),
+        {"video": "path"},
+        root=str(counting.parent),
+        model=model,
+    )
+    wanted = model.context_latents * model.codec.temporal_factor
+    starts = set()
+    for index in range(40):
+        before, *after = (
+            counts(clip) for clip in source.at(index).episode("rounds", 0, index, 2).observations
+        )
+        assert [len(clip) for clip in (before, *after)] == [wanted, 8, 8]
+        known = sorted(set(before))  # what is not known repeats the first frame that is
+        assert before == [known[0]] * (wanted - len(known)) + known
+        seen = [*known, *after[0], *after[1]]
+        assert seen == list(range(seen[0], seen[0] + len(seen)))
+        starts.add((len(known), seen[0] == 0))
+    # Some are whole, some begin with the clip, and some as a session does from an image.
+    assert {(wanted, False), (1, False)} < starts and any(clip for _, clip in starts)
+
+
 def test_one_text_holds_anywhere_in_the_clip(counting: Path, tmp_path: Path) -> None:
     source = one(counting, tmp_path, text="it gets brighter", keys="left+jump", vector=[0.5, -1])
     assert source.size == 1

@@ -328,7 +328,7 @@ def test_the_code_learns_which_of_two_futures_happened(make_model: Callable[...,
                 inputs = objective.prepare(model, batch, rng)
             losses = objective(model, inputs)
             total = sum(
-                objective.weights[key] * losses[key] / inputs.counts[key]
+                objective.weights[key] * losses[key] / max(inputs.counts[key], 1)
                 for key in ("changed", "unchanged", "prior", "rate")
                 if key in losses
             )

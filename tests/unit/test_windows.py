@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ from worldmodel.actions import Action
 from worldmodel.data.loader import Batch
 from worldmodel.episodes import Episode
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train.activations import Offload, apply_policy
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.objectives.registry import OBJECTIVES
 from worldmodel.train.objectives.rollout import RolloutWindow
 from worldmodel.train.objectives.state import predict_windows
 
 WORDS = ("the red ball moves left", "the red ball vanishes", "the blue box turns green")
+SHORT = {"chunk_frames": 2, "context_latents": 3}
+"""Rounds of one latent frame, which continue the last three."""
 ACTIONS = [Action(WORDS[index % len(WORDS)]) for index in range(7)]
 
 
@@ -64,12 +68,14 @@ def test_rounds_of_a_self_rollout_are_those_of_one_pass(
     assert cached == [texts[0] == texts[1]] * size + [True] * 4
 
 
+@pytest.mark.parametrize("parts", [{}, SHORT])
 def test_a_self_rollout_continues_as_a_session_does(
-    make_model: Callable[..., WorldModel],
+    make_model: Callable[..., WorldModel], parts: dict[str, Any]
 ) -> None:
     """A session without memory; with one, windows begin at other rounds than a session's."""
-    model = make_model(history_rounds=0)
-    start, *clips = np.random.default_rng(1).integers(0, 256, (8, 8, 32, 32, 3), dtype=np.uint8)
+    model = make_model(history_rounds=0, **parts)
+    size = (8, model.config.chunk_frames, 32, 32, 3)
+    start, *clips = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)
     episode = Episode("one", (start[:1], *clips), tuple(ACTIONS))
     batch = Batch(step=0, task="rounds", indices=(0,), episodes=[episode], self_rollout=True)
     objective = OBJECTIVES["state"](model)
@@ -86,3 +92,58 @@ def test_a_self_rollout_continues_as_a_session_does(
     for index, action in enumerate(ACTIONS):
         torch.testing.assert_close(prediction.context[:, index], session.state.context, atol=1e-4, rtol=1e-4)
         session.step(action)
+
+
+def test_errors_of_a_round_reach_the_rounds_before_it(make_model: Callable[..., WorldModel]) -> None:
+    """Gradients are those of rounds that are predicted one after the other, each from all before it."""
+    model = make_model(history_rounds=2, **SHORT, generator=None, num_inference_steps=0)
+    model.requires_grad_(True).train()
+    model.codec.requires_grad_(False)
+    first, *clips = np.random.default_rng(1).integers(0, 256, (5, 2, 32, 32, 3), dtype=np.uint8)
+    episode = Episode("one", (first[:1], *clips), tuple(ACTIONS[:4]))
+    batch = Batch(step=0, task="rounds", indices=(0,), episodes=[episode], self_rollout=True)
+    objective = OBJECTIVES["state"](model, observed_rounds=1)
+    objective.context_noise = 0.0  # type: ignore[assignment]
+    inputs = objective.prepare(model, batch, SampleRng([(0,)]))
+    objective(model, inputs)["changed"].backward()
+    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+    model.zero_grad()
+    rounds, losses = inputs.content, []
+    context = list(rounds.context[:, :2].unbind(dim=1))
+    for index in range(4):
+        seen = torch.stack(context[: index + 1], dim=1)
+        forecast = model(seen, [ACTIONS[: index + 1]]).state.forecast[-1:]
+        error = (forecast - rounds.target[:, index]).pow(2).mean(dim=2)
+        losses.append((error * rounds.changed[:, index]).sum())
+        if index:
+            context.append(torch.cat([context[index], forecast], dim=1)[:, -3:])
+            assert context[-1].requires_grad
+    sum(losses).backward()  # type: ignore[union-attr]
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and parameter.grad.any():
+            torch.testing.assert_close(found[name], parameter.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["recompute", "selective", "offload"])
+def test_activations_of_a_self_rollout_can_be_recomputed(
+    make_model: Callable[..., WorldModel], policy: Any
+) -> None:
+    """Layers run again for the backward pass, and must find the keys and values of then."""
+    model = make_model(history_rounds=2, **SHORT, generator=None, num_inference_steps=0)
+    model.requires_grad_(True)
+    first, *clips = np.random.default_rng(1).integers(0, 256, (5, 2, 32, 32, 3), dtype=np.uint8)
+    episode = Episode("one", (first[:1], *clips), tuple(ACTIONS[:4]))
+    batch = Batch(step=0, task="rounds", indices=(0,), episodes=[episode], self_rollout=True)
+    objective = OBJECTIVES["state"](model)
+    gradients = []
+    for _ in range(2):
+        model.zero_grad()
+        objective(model, objective.prepare(model, batch, SampleRng([(0,)])))["changed"].backward()
+        gradients.append([each.grad for each in model.backbone.parameters() if each.grad is not None])
+        offload = Offload(model.device)
+        for layer in model.backbone.model.base_model.layers:  # type: ignore[union-attr]
+            apply_policy(layer, policy, offload)
+    assert len(gradients[0]) > 10
+    for kept, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(kept, recomputed)

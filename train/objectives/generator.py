@@ -117,6 +117,9 @@ class GeneratorObjective(StateObjective):
 class JointObjective(GeneratorObjective):
     """Training of all parts together; self-rollouts continue from the generator's output."""
 
+    def is_differentiable(self, model: WorldModel, rounds: Rounds) -> bool:
+        return False  # gradients do not flow through the denoising loop
+
     def next_latents(
         self, model: WorldModel, state: State, context: Tensor, actions: list[Action], rng: SampleRng
     ) -> Float[Tensor, "b t c h w"]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.actions import Action
@@ -36,7 +36,7 @@ from worldmodel.train.objectives.base import (
 )
 from worldmodel.train.objectives.codec import pixel_error
 from worldmodel.train.objectives.language import LanguageObjective, text_loss
-from worldmodel.train.objectives.rollout import RolloutWindow
+from worldmodel.train.objectives.rollout import RolloutWindow, SelfRollout
 
 
 class StateObjective(Objective):
@@ -154,7 +154,7 @@ class StateObjective(Objective):
         answers = [episode.answer or "" for episode in batch.episodes]
         answer_tokens = sum(len(model.backbone.token_ids(answer)) + 1 for answer in answers)
         prompt = TextPrompt(observations, [episode.prompt for episode in batch.episodes], answers)
-        per_latent = model.vision.round_tokens // model.config.context_latents
+        per_latent = model.vision.round_tokens // model.config.unseen_latents
         vision_tokens = sum(
             model.vision.round_tokens if model.vision.needs_frames else each.shape[0] * per_latent
             for each in observations
@@ -204,79 +204,115 @@ class StateObjective(Objective):
 
         Like a session, a round sees no more than `context_rounds` rounds, however long its episode is.
         """
+        rounds, batch = inputs.content, inputs.batch
+        actions = [list(episode.actions) for episode in batch.episodes]
+        if batch.self_rollout and batch.task != "imagine" and self.is_differentiable(model, rounds):
+            context = self.noisy_context(rounds.context, inputs.rng)
+            return self.self_rollout(model, context, rounds, actions, inputs.rng, codes).prediction()
         context, frames = self.observed(model, inputs, codes)
-        actions = [list(episode.actions) for episode in inputs.batch.episodes]
         return predict_windows(model, context, actions, frames, codes)
 
     def observed(
         self, model: WorldModel, inputs: StageBatch, codes: Codes | None = None
     ) -> tuple[Float[Tensor, "b r s c h w"], Tensor | None]:
-        """Return context and frames of every round: noisy true ones (teacher forcing), or a self-rollout's.
+        """Return context and frames of rounds: noisy true ones (teacher forcing), or a self-rollout's."""
+        rounds, batch = inputs.content, inputs.batch
+        if batch.task == "imagine":
+            return model.blank_observation(len(batch.episodes)).latents[:, None], rounds.frames
+        context = self.noisy_context(rounds.context, inputs.rng)
+        if not batch.self_rollout:
+            return context, rounds.frames
+        actions = [list(episode.actions) for episode in batch.episodes]
+        with torch.no_grad():
+            played = self.self_rollout(model, context, rounds, actions, inputs.rng, codes)
+        return played.context, played.frames
 
-        In a share of the steps (`Batch.self_rollout`) every round after the first observes the model's own
-        prediction of the round before, while targets stay true, so the model learns to correct its drift.
-        What follows an observed round sees what was observed.
+    def noisy_context(
+        self, context: Float[Tensor, "b r s c h w"], rng: SampleRng
+    ) -> Float[Tensor, "b r s c h w"]:
+        """Add noise to what rounds observe.
+
+        The frames of a round share it: an error of a prediction hardly differs from the next one's, and how
+        things move would be lost in noise of their own.
         """
-        rounds = inputs.content
-        rng = inputs.rng
-        if inputs.batch.task == "imagine":
-            return model.blank_observation(len(inputs.batch.episodes)).latents[:, None], rounds.frames
-        shape = rounds.context.shape
-        context = add_noise(
-            rounds.context.flatten(0, 1),
-            self.context_noise,
-            rng.uniform(shape[1]).flatten(),
-            rng.normal(*shape[1:]).flatten(0, 1),
-        ).view(shape)
-        if inputs.batch.self_rollout:
-            actions = [list(episode.actions) for episode in inputs.batch.episodes]
-            return self.self_rollout(model, context, rounds.frames, actions, rng, rounds.scored, codes)
-        return context, rounds.frames
+        shape = context.shape
+        strength, noise = rng.uniform(shape[1]).flatten(), rng.normal(shape[1], 1, *shape[3:])
+        return add_noise(context.flatten(0, 1), self.context_noise, strength, noise.flatten(0, 1)).view(shape)
 
-    @torch.no_grad()
+    def is_differentiable(self, model: WorldModel, rounds: Rounds) -> bool:
+        """Return whether errors of a round of a self-rollout reach the rounds that led to it.
+
+        Not through what is decoded to pixels on the way, for a causal codec or a vision encoder.
+        """
+        return torch.is_grad_enabled() and not model.codec.causal and rounds.frames is None
+
     def self_rollout(
         self,
         model: WorldModel,
         context: Float[Tensor, "b r s c h w"],
-        frames: Tensor | None,
+        rounds: Rounds,
         actions: list[list[Action]],
         rng: SampleRng,
-        scored: Bool[Tensor, "b r"],
         codes: Codes | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return context and frames whose rounds after those that are observed are predicted by the model.
+    ) -> SelfRollout:
+        """Play rounds that observe the model's own predictions, while targets stay true.
 
-        Codes are those of what really happened, or targets would be of another future.
+        So the model learns to correct its drift, and where gradients flow, also to make predictions from
+        which the later ones are right: what an action does to the next frame is often less than a pixel, and
+        only adds up in the frames after it. The first rounds (`observed_rounds`), and what follows a round
+        that is not scored, see what was observed. Codes are those of what really happened, or targets would
+        be of another future.
         """
-        observed = self.observed_rounds + 1
-        predicted = context[:, :observed]
-        pixels = frames if frames is None else frames[:, :observed]
+        differentiable = self.is_differentiable(model, rounds)
+        observed, frames = self.observed_rounds + 1, rounds.frames
+        count = context.shape[1]
+        seen = list(context[:, :observed].unbind(dim=1))
+        pixels = [] if frames is None else list(frames[:, :observed].unbind(dim=1))
+        hidden_states, states = [], []
         window = RolloutWindow(model, actions)
-        (most,) = model.agreement.most(context.shape[1])
-        for index in range(1, context.shape[1]):
-            last, done = predicted[:, index - 1], [episode[index - 1] for episode in actions]
-            known = codes and codes.rounds(index - 1, index)
+        (most,) = model.agreement.most(count)
+        for index in range(count):
+            last, done = seen[index], [episode[index] for episode in actions]
+            if index + 1 == count and not differentiable:
+                break  # nothing follows, and the prediction is made of all rounds in one pass
+            known = codes and codes.rounds(index, index + 1)
             history = known and model.state and model.state.history(known.following()[:, 0])
-            seen = None if pixels is None else pixels[:, index - 1]
-            hidden = window.play(index - 1, last, seen, history)
-            if index < observed:
-                continue  # what follows this round was observed
+            hidden = window.play(index, last, pixels[index] if pixels else None, history)
+            predicted = observed <= index + 1 < count
+            if not predicted and not differentiable:
+                continue
             state = model.read_state(hidden, last, done, code=known and known.code[:, 0])
-            following, shown = self.next_round(model, state, last, done, rng, pixels is not None)
-            played = scored[:, index - 1, None, None, None, None]
-            following = following.where(played, context[:, index])
-            predicted = torch.cat([predicted, following[:, None]], dim=1)
-            if shown is not None and pixels is not None and frames is not None:
-                shown = shown.where(played, frames[:, index])
-                pixels = torch.cat([pixels, shown[:, None]], dim=1)
-        for index in range(context.shape[1], most):  # other processes have more rounds
-            first, seen = context[:1, 0], None if frames is None else frames[:1, 0]
-            hidden = RolloutWindow(model, actions[:1]).play(0, first, seen)
-            if index >= observed:
+            hidden_states.append(hidden)
+            states.append(state)
+            if not predicted:
+                continue
+            following, shown = self.next_round(model, state, last, done, rng, bool(pixels))
+            played = rounds.scored[:, index, None, None, None, None]
+            seen.append(following.where(played, context[:, index + 1]))
+            if shown is not None and frames is not None:
+                pixels.append(shown.where(played, frames[:, index + 1]))
+        for index in range(count, most):  # other processes have more rounds
+            first = context[:1, 0]
+            hidden = RolloutWindow(model, actions[:1]).play(
+                0, first, None if frames is None else frames[:1, 0]
+            )
+            if differentiable:
+                state = model.read_state(hidden, first, actions[0][:1], code=codes and codes.code[:1, 0])
+                assert state.forecast is not None
+                # Its backward pass gathers weights, too.
+                hidden_states[-1] = hidden_states[-1] + 0 * (hidden.sum() + state.forecast.sum())
+            elif index >= observed:
                 state = model.read_state(hidden, first, actions[0][:1], code=codes and codes.code[:1, 0])
                 other = SampleRng([(0,)], rng.device, rng.dtype)
                 self.next_round(model, state, first, actions[0][:1], other, frames is not None)
-        return predicted, pixels
+        return SelfRollout(
+            model,
+            actions,
+            torch.stack(seen, dim=1),
+            torch.stack(pixels, dim=1) if pixels else None,
+            hidden_states,
+            states,
+        )
 
     def next_round(
         self,
@@ -290,7 +326,7 @@ class StateObjective(Objective):
         """Return context and frames of the round that follows `last` by a predicted state."""
         latents = self.next_latents(model, state, last, actions, rng)
         clip = model.decode(latents, last) if model.codec.causal or needs_frames else None
-        following = model.codec.context(latents, clip, model.config.context_latents)
+        following = model.codec.context(latents, clip, model.config.context_latents, last)
         return following, None if clip is None else model.vision.select_frames(clip)
 
     def next_latents(

@@ -14,6 +14,7 @@ MAX_GUIDANCE = 100.0
 """Largest magnitude of a guidance scale; much larger ones overflow."""
 MAX_TEMPERATURE = 100.0
 """Largest temperature of the code of states."""
+MAX_CONTEXT_LATENTS = 64
 ImageSize = int | tuple[int, int]
 """Side of a square frame, or height and width, in pixels."""
 
@@ -209,7 +210,9 @@ class WorldModelConfig:
     """Without a vision encoder: number of latent cells along each side that share one query, whose hidden
     state the state head divides among them; 2 or more for frames of more than 64 pixels."""
     context_latents: int = 1
-    """Number of latent frames before a chunk that the generator continues."""
+    """Number of latent frames before a chunk that the generator continues, and the state head reads: with two
+    or more it sees how things move, which one frame does not show. A codec of diffusers encodes them again,
+    so they are at most those of a chunk."""
     num_inference_steps: int = 1
     """Denoising steps of a round by default; 0 shows the forecast of the state, without the generator."""
     guidance_scale: float = 1.0
@@ -247,6 +250,11 @@ class WorldModelConfig:
     def chunk_latents(self) -> int:
         """Latent frames generated in one round."""
         return self.chunk_frames // self.codec.temporal_factor
+
+    @property
+    def unseen_latents(self) -> int:
+        """Latent frames of a round's context that the backbone has not seen in an earlier round."""
+        return min(self.context_latents, self.chunk_latents)
 
     @property
     def action_frames(self) -> int:
@@ -352,11 +360,11 @@ class WorldModelConfig:
                 raise ConfigError(
                     f"{name} is {side}; use a divisor of {rows} rows and {columns} columns of latent cells."
                 )
-        if self.queries < 0 or not 1 <= self.context_latents <= self.chunk_latents:
-            raise ConfigError(
-                f"queries is {self.queries} and context_latents {self.context_latents}; use 0 or more, and "
-                f"1 to {self.chunk_latents} (the latent frames of a chunk)."
-            )
+        if self.queries < 0:
+            raise ConfigError(f"queries is {self.queries}; use 0 or more.")
+        most = MAX_CONTEXT_LATENTS if self.codec.is_ours else self.chunk_latents
+        if not 1 <= self.context_latents <= most:
+            raise ConfigError(f"context_latents is {self.context_latents}; use 1 to {most}.")
         self._check_state()
         self._check_generator()
         if self.vision.sees_latents and self.vision.max_frames <= self.chunk_latents:

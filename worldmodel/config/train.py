@@ -91,7 +91,8 @@ class StageConfig:
     """Most rounds per episode, predicted in one pass of the backbone."""
     self_rollout: tuple[float, float] = (0.0, 0.0)
     """Share of steps in which rounds continue from the model's own predictions instead of the true frames, at
-    the start and at the end of the stage; interpolated in between."""
+    the start and at the end of the stage; interpolated in between. The objective `state` is then trained
+    through time: errors of a round reach the predictions that led to it."""
     loss_weights: dict[str, float] = field(default_factory=dict)
     """Weights of single losses, which override the objective's, by their names in metrics.jsonl
     (changed, unchanged, named, nll, flow, pixel, …); 0 disables one."""

@@ -18,6 +18,8 @@ from worldmodel.data.latents import StoredLatents, StoredTexts
 from worldmodel.episodes import DESCRIBE, WHAT_HAPPENED, EncodedObservations, Episode, Outcome
 from worldmodel.errors import ConfigError, InputError
 
+START_SHARE = 0.2
+"""Share of episodes that begin as a session does from an image: nothing is known of the frames before it."""
 _Part = tuple[int, int, np.ndarray | None, EncodedObservations | None]
 """Part of a clip: its first frame, number of rounds, frames where they are needed, and latents."""
 EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
@@ -35,13 +37,24 @@ class RoundFormat:
     """Actions per round."""
     max_words: int = 0
     """Longest text of an action in words, each of which has a token or more; 0: any."""
+    context: int = 1
+    """Frames before the first round of an episode."""
 
     @classmethod
     def of(cls, model: WorldModelConfig) -> "RoundFormat":
         """Return the format of a model's config."""
         text = model.action.kinds.get("text")
         words = text.max_tokens if text else 0
-        return cls(model.codec.image_size, model.fps, model.chunk_frames, model.action.per_round, words)
+        # Frames that a session remembers from earlier rounds; it starts with fewer.
+        earlier = model.context_latents if model.context_latents > model.chunk_latents else 0
+        return cls(
+            model.codec.image_size,
+            model.fps,
+            model.chunk_frames,
+            model.action.per_round,
+            words,
+            max(1, earlier * model.codec.temporal_factor),
+        )
 
     @property
     def action_frames(self) -> int:
@@ -243,7 +256,9 @@ class Clip:
                 raise InputError("it has no actions, which the task 'inverse' needs")
         except (InputError, ConfigError) as error:
             raise type(error)(f"{self.name}: {error}") from None
-        seen, led_to = _observations(frames, found, self.format.chunk, task, encoded is not None)
+        seen, led_to = _observations(
+            frames, found, self.format.chunk, task, encoded is not None, self._context(task)
+        )
         if task == "ask":
             return Episode(self.name, led_to, prompt=question, answer=answer, encoded=encoded)
         if task == "inverse":
@@ -332,9 +347,18 @@ class Clip:
             starts = self._starts(max(0, length - 1 - rounds * chunk), self._sentences(task))
             return starts[int(rng.integers(len(starts)))]
 
-        first, frames = self._frames(draw_first, 1 + rounds * chunk)
-        self._check_length(len(frames))
-        return first, (len(frames) - 1) // chunk, frames, None
+        earlier = self._context(task) - 1
+        wanted = 0 if not earlier or rng.random() < START_SHARE else earlier
+        first, frames = self._frames(draw_first, 1 + rounds * chunk, wanted)
+        found = min(wanted, first)
+        self._check_length(len(frames) - found)
+        # What is not known has not moved, as where a session starts from an image.
+        repeated = np.repeat(frames[:1], earlier - found, axis=0)
+        return first, (len(frames) - 1 - found) // chunk, np.concatenate([repeated, frames]), None
+
+    def _context(self, task: str) -> int:
+        """Return how many frames there are before the first round."""
+        return self.format.context if task == "rounds" and self.latents is None else 1
 
     def _stored(self, rng: np.random.Generator, task: str, rounds: int) -> _Part:
         """Read the latents of up to `rounds` rounds, and their frames only where they are needed."""
@@ -364,24 +388,34 @@ class Clip:
         texts = {"", *(action.text or "" for action in actions)}
         return {text: state for text, state in states.items() if text in texts}
 
-    def _frames(self, draw_first: Callable[[int], int], wanted: int) -> tuple[int, np.ndarray]:
-        """Return the index in the clip of the first frame, chosen by the clip's length, and the frames."""
+    def _frames(
+        self, draw_first: Callable[[int], int], wanted: int, before: int = 0
+    ) -> tuple[int, np.ndarray]:
+        """Return the index in the clip of the first frame, chosen by the clip's length, and the frames.
+
+        They begin with up to `before` frames before that one, as many as the clip has.
+        """
         source = self.video
         if isinstance(source, Stills):
             first = draw_first(len(source.frames))
-            chosen = source.frames[first : first + wanted]
+            chosen = source.frames[max(0, first - before) : first + wanted]
             return first, np.stack([media.read_image(frame, self.format.size) for frame in chosen])
         if isinstance(source, Footage):
             first = draw_first(source.length(self.format))
-            return first, source.read(self.format, first, wanted)
+            earlier = min(before, first)
+            return first, source.read(self.format, first - earlier, wanted + earlier)
         with media.open_video(source if isinstance(source, bytes) else source.read()) as video:
             end = video.duration_s if self.end is None else min(self.end, video.duration_s)
             length = int((end - self.start) * self.format.fps + 1e-3)
             first = draw_first(length)
             if self.end is not None:
                 wanted = max(1, min(wanted, length - first))
+            begin = max(0, first - before)
             return first, video.read(
-                self.format.size, self.format.fps, wanted, self.start + first / self.format.fps
+                self.format.size,
+                self.format.fps,
+                wanted + first - begin,
+                self.start + begin / self.format.fps,
             )
 
     def _starts(self, last: int, sentences: Track) -> Sequence[int]:
@@ -432,15 +466,15 @@ class Clip:
 
 
 def _observations(
-    frames: np.ndarray | None, rounds: int, chunk: int, task: str, encoded: bool
+    frames: np.ndarray | None, rounds: int, chunk: int, task: str, encoded: bool, context: int
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Return the observation before the first round, and the clip of every round."""
     if frames is None:
         return (), ()
-    clips = tuple(frames[1 + index * chunk :][:chunk] for index in range(rounds))
+    clips = tuple(frames[context + index * chunk :][:chunk] for index in range(rounds))
     if task == "imagine":  # its frames are those that the latents are of
         return (frames[:0],), clips if encoded else (frames[:chunk],)
-    return (frames[:1],), clips
+    return (frames[:context],), clips
 
 
 @dataclass(frozen=True)

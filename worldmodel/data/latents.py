@@ -94,9 +94,8 @@ class ChunkLatents:
             InputError: the file has no latents for the task.
         """
         if task == "rounds":
-            context = np.concatenate([self._rows("first_context", first), self._later_context(first, rounds)])
             target = self._rows("first_target", first), self._later("target", first, rounds)
-            return EncodedObservations(context, np.concatenate(target))
+            return EncodedObservations(self._contexts(first, rounds), np.concatenate(target))
         if task == "inverse":  # the frame before the round, and the round
             before, after = (self._rows(name, first)[0] for name in ("first_context", "first_target"))
             return EncodedObservations(observed=np.concatenate([before[-1:], after]))
@@ -121,11 +120,15 @@ class ChunkLatents:
             raise InputError(f"its latents have no {name}; run the stage encode again")
         return self._rows(name, first, rounds - 1) if rounds > 1 else self._rows(f"first_{name}", first, 0)
 
-    def _later_context(self, first: int, rounds: int) -> np.ndarray:
+    def _contexts(self, first: int, rounds: int) -> np.ndarray:
+        """Return the context of every round."""
+        begin = self._rows("first_context", first)
         if self.format.causal:
-            return self._later("context", first, rounds)
-        # At most as many frames as a chunk has (`WorldModelConfig`).
-        return self._rows("first_target", first, rounds - 1)[:, -self.format.context[0] :]
+            return np.concatenate([begin, self._later("context", first, rounds)])
+        contexts = [begin[0]]
+        for target in self._rows("first_target", first, rounds - 1):
+            contexts.append(np.concatenate([contexts[-1], target])[-len(begin[0]) :])
+        return np.stack(contexts)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def vision(config: WorldModelConfig, width: int, folder: Path | None) -> VisionA
             config.codec.latent_channels,
             config.codec.grid,
             width,
-            config.context_latents,
+            config.unseen_latents,
             config.query_merge,
         )
     from worldmodel.models.vision.encoders import EncoderVision

@@ -81,7 +81,8 @@ class RoundEncoder:
                 clips[0] = clips[0][:, : self.codec.frames_before(self.chunk_latents)]
         contexts, targets = [], []
         for before, clip in zip([first, *clips[:-1]], clips, strict=True):
-            contexts.append(self.context(latents, before) if before.shape[1] else latents)
+            following = contexts[-1] if contexts else None
+            contexts.append(self.context(latents, before, following) if before.shape[1] else latents)
             latents = self.encode(clip, before)
             targets.append(latents)
         return torch.stack(contexts, dim=1), torch.stack(targets, dim=1)
@@ -106,10 +107,13 @@ class RoundEncoder:
         return context, target
 
     def context(
-        self, latents: Float[Tensor, "b t2 c h2 w2"], frames: Float[Tensor, "b t 3 h w"]
+        self,
+        latents: Float[Tensor, "b t2 c h2 w2"],
+        frames: Float[Tensor, "b t 3 h w"],
+        before: Float[Tensor, "b s c h2 w2"] | None = None,
     ) -> Float[Tensor, "b s c h2 w2"]:
         """Return the latents of a clip that the next round continues."""
-        return self.codec.context(latents, frames, self.context_latents)
+        return self.codec.context(latents, frames, self.context_latents, before)
 
     def chunks(
         self, frames: Float[Tensor, "b t 3 h w"], tasks: Sequence[str] = ("rounds",)

@@ -1,6 +1,6 @@
 """The state head: hidden states at the query positions become the predicted state.
 
-     hidden states at the queries     last context frame
+     hidden states at the queries     context frames
                  │                          │
                  └────────► cells ◄─────────┘      the language model's output, laid out on a grid
                               │ prior ─► code      which of several futures: drawn once, at the input
@@ -22,13 +22,17 @@ from torch import Tensor, nn
 
 from worldmodel.config import StateConfig, WorldModelConfig
 from worldmodel.models.code import CodeSampling, StateCode
+from worldmodel.models.codec.autoencoder import newest
 from worldmodel.models.layers.norm import RMSNorm, upcast
 from worldmodel.models.layers.resampler import Resampler
 from worldmodel.models.layers.spatial import LocalFeedForward, SelfAttention, rope_table
 from worldmodel.models.outcome import OutcomeHead
 
-CHANGED = 0.1
-"""Mean squared difference of a latent cell (whose variance is 1) from which it counts as changed."""
+CHANGED = 0.01
+"""Mean squared difference of a latent cell (whose variance is 1) from which it counts as changed.
+
+It is little: what moves by a tenth of a pixel changes a cell no more, and in slow worlds nothing is faster.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ class StateHead(nn.Module):
         latent_grid: tuple[int, int],
         query_side: int,
         outcomes: bool,
+        context_latents: int,
     ) -> None:
         """Build with random weights.
 
@@ -130,6 +135,7 @@ class StateHead(nn.Module):
             latent_grid: Rows and columns of latent cells.
             query_side: Side of the square of latent cells that share a query; 0 if queries have no place.
             outcomes: Whether rewards and ends are predicted.
+            context_latents: Context frames that are read, the newest ones.
         """
         super().__init__()
         self.merge, self.chunk_latents = config.merge, chunk_latents
@@ -154,7 +160,8 @@ class StateHead(nn.Module):
                 num_layers=1,
                 num_heads=config.num_heads,
             )
-        self.from_context = nn.Conv2d(latent_channels, config.width, 3, padding=1)
+        self.context_latents = context_latents
+        self.from_context = nn.Conv2d(context_latents * latent_channels, config.width, 3, padding=1)
         self.layers = nn.ModuleList(Layer(config.width, config.num_heads) for _ in range(config.num_layers))
         self.last_norm = RMSNorm(config.width)
         self.to_latents = nn.Linear(config.width, chunk_latents * latent_channels)
@@ -184,6 +191,7 @@ class StateHead(nn.Module):
             config.codec.grid,
             0 if config.queries and not config.vision.sees_latents else config.query_merge,
             config.outcomes,
+            config.context_latents,
         )
 
     def forward(
@@ -198,13 +206,13 @@ class StateHead(nn.Module):
 
         Args:
             hidden: Hidden states at the queries.
-            context: Context frames of the round; the last one counts.
+            context: Context frames of the round; a forecast is a change of the last one.
             code: Which future it is; None lets the prior choose.
             draws: Random numbers in [0, 1) with which the prior chooses; None takes the most likely code.
             sampling: Temperature of that choice.
         """
         last = self._coarse(last_frame(context))
-        x = self._cells(hidden, last)
+        x = self._cells(hidden, context)
         log_prior = vectors = None
         if self.code is not None:
             pooled = self.code.pooled(rearrange(x, "b (h w) d -> b d h w", h=self.grid[0]))
@@ -236,7 +244,7 @@ class StateHead(nn.Module):
     ) -> Float[Tensor, "b m v k"]:
         """Draw `m` codes of every state from the prior, without what follows from them."""
         assert self.code is not None, "only a state with a code has a prior"
-        x = self._cells(hidden, self._coarse(last_frame(context)))
+        x = self._cells(hidden, context)
         pooled = self.code.pooled(rearrange(x, "b (h w) d -> b d h w", h=self.grid[0]))
         pooled = repeat(pooled, "b v e -> (b m) v e", m=draws.shape[1])
         return self.code.sample(pooled, draws.flatten(0, 1), sampling).code.unflatten(0, draws.shape[:2])
@@ -259,11 +267,19 @@ class StateHead(nn.Module):
         return self._fine(self._coarse(latents.flatten(0, 1)).unflatten(0, latents.shape[:2]))
 
     def _cells(
-        self, hidden: Float[Tensor, "b n d"], last: Float[Tensor, "b c h w"]
+        self, hidden: Float[Tensor, "b n d"], context: Float[Tensor, "b s c h w"]
     ) -> Float[Tensor, "b m e"]:
-        """Lay the hidden states out on cells, and add what is there now."""
-        seen = rearrange(self.from_context(last), "b d h w -> b (h w) d")
-        return self.from_state(self.norm(hidden)) + seen
+        """Lay the hidden states out on cells, and add what is there now and how it got there.
+
+        How frames differ is what moves: a layer that saw the frames themselves would have to learn the
+        difference first, and actions often change no more than that.
+        """
+        if not context.shape[1]:
+            context = last_frame(context)[:, None]
+        frames = newest(context, self.context_latents)
+        seen = torch.cat([frames[:, -1:], frames.diff(dim=1)], dim=1)
+        seen = self.from_context(self._coarse(rearrange(seen, "b s c h w -> b (s c) h w")))
+        return self.from_state(self.norm(hidden)) + rearrange(seen, "b d h w -> b (h w) d")
 
     def _coarse(self, latents: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
         return latents if self.merge == 1 else F.avg_pool2d(latents, self.merge)

@@ -202,6 +202,10 @@ class WorldModel(PretrainedModel):
         texts = [each.text or "" for each in actions or ()]
         return replace(condition, text=self.generator.encode_distinct(texts))
 
+    def unseen(self, context: Float[Tensor, "b s c h w"]) -> Float[Tensor, "b u c h w"]:
+        """Return the frames of a round's context that the backbone has not seen in an earlier round."""
+        return context[:, -self.config.unseen_latents :]
+
     def _blank_context(self, batch: int) -> Float[Tensor, "b s c h w"]:
         return self.blank_latents.expand(batch, self.config.context_latents, -1, -1, -1)
 
@@ -236,7 +240,7 @@ class WorldModel(PretrainedModel):
         if codes is not None and self.state is not None:
             history = self.state.history(codes.following().flatten(0, 1))
             code = codes.code.flatten(0, 1)
-        seen = self.encode_observation(Observation(past, pixels), history)
+        seen = self.encode_observation(Observation(self.unseen(past), pixels), history)
         taken = self.encode_action(flat)
         parts = list(zip(seen.tokens, taken, seen.queries, strict=True))
         ends = torch.tensor([sum(map(len, each)) for each in parts]).view(batch, rounds).cumsum(dim=1)

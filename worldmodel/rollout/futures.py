@@ -20,7 +20,7 @@ from worldmodel.episodes import Outcome, PredictedState
 from worldmodel.errors import InputError
 from worldmodel.models.code import CodeSampling
 from worldmodel.models.conditioning import Condition
-from worldmodel.models.state import CHANGED, State, StateHead
+from worldmodel.models.state import State, StateHead
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.round import (
     CODE_STREAM,
@@ -33,6 +33,9 @@ from worldmodel.rollout.round import (
     start_chunks,
 )
 from worldmodel.rollout.state import WorldState
+
+ALIKE = 0.1
+"""Mean squared difference of a latent cell (whose variance is 1) up to which two futures are one."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def _distinct(state: State, counts: Sequence[int]) -> tuple[list[int], list[int]
     for row in sorted(range(len(counts)), key=lambda row: -counts[row]):
         for place, other in enumerate(chosen):
             difference = (state.forecast[row] - state.forecast[other]).pow(2).mean(dim=1)
-            if bool((difference <= CHANGED).all()):
+            if bool((difference <= ALIKE).all()):
                 shares[place] += counts[row]
                 break
         else:

@@ -189,6 +189,7 @@ def observe_round(
     seen = WorldState.from_frames(model, frames, world.seeds)
     return replace(
         seen,
+        context=encode_context(model, seen.latents, frames, world.context),
         round=world.round + 1,
         histories=inputs.histories,
         cameras=tuple(action.move_camera(camera) for action, camera in moved),
@@ -316,7 +317,7 @@ def finish(
     return [
         replace(
             world,
-            context=encode_context(model, made, frames),
+            context=encode_context(model, made, frames, world.context),
             latents=made,
             frames=frames,
             histories=tuple(next(histories) for _ in world.seeds),
@@ -377,7 +378,7 @@ def _summaries(state: State) -> list[PredictedState]:
 
 def _encode(model: WorldModel, worlds: Sequence[WorldState]) -> list[EncodedObservation]:
     """Encode what worlds observe and the codes that led to it; observations of equal shape form a batch."""
-    observations = [observe(model, world.context, world.frames) for world in worlds]
+    observations = [observe(model, model.unseen(world.context), world.frames) for world in worlds]
     encoded: dict[int, EncodedObservation] = {}
     for kind in {(each.shape, world.code is None) for each, world in zip(observations, worlds, strict=True)}:
         rows = [

@@ -113,11 +113,14 @@ def film_frames(config: WorldModelConfig) -> int:
 
 
 def encode_context(
-    model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clips
+    model: WorldModel,
+    latents: Float[Tensor, "b t c h w"],
+    frames: Clips,
+    before: Float[Tensor, "b s c h w"] | None = None,
 ) -> Float[Tensor, "b s c h w"]:
-    """Return the latent frames that the next round continues."""
+    """Return the latent frames that the next round continues; `before` is the context of the last one."""
     pixels = to_tensor(list(frames), latents.device).to(latents.dtype) if model.codec.causal else None
-    return model.codec.context(latents, pixels, model.config.context_latents)
+    return model.codec.context(latents, pixels, model.config.context_latents, before)
 
 
 def observe(model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clips) -> Observation:

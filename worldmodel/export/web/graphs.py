@@ -100,7 +100,7 @@ class RoundGraph(nn.Module):
         """
         model = self.model
         history = None if code is None or model.state is None else model.state.history(code)
-        seen = model.encode_observation(Observation(context), history)
+        seen = model.encode_observation(Observation(model.unseen(context)), history)
         round_embeds = torch.cat([seen.tokens[0], self._embed(action, numbers), seen.queries[0]])
         given = torch.cat([prefix, round_embeds])[None]
         cache = DynamicCache([(layer[0], layer[1]) for layer in past.unbind(0)])
@@ -118,7 +118,7 @@ class RoundGraph(nn.Module):
         pixels = model.decode(state.forecast)[0]
         frames = rearrange((pixels + 1) * 127.5, "t c h w -> t h w c").round()
         frames = F.pad(frames, (0, 1), value=255.0).to(torch.uint8)  # opaque, as a canvas wants it
-        after = model.codec.context(state.forecast, None, model.config.context_latents)
+        after = model.codec.context(state.forecast, None, model.config.context_latents, context)
         outputs = [frames, after, round_embeds, present]
         if model.state is not None and model.state.outcome is not None:
             bins, end = model.state.outcome(hidden)

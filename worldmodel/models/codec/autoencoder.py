@@ -84,9 +84,15 @@ class VideoCodec(nn.Module, ABC):
         return 1 + (count - 1) * self.temporal_factor if self.causal else count * self.temporal_factor
 
     def context(
-        self, latents: Float[Tensor, "b t2 c h2 w2"], frames: Float[Tensor, "b t 3 h w"] | None, count: int
+        self,
+        latents: Float[Tensor, "b t2 c h2 w2"],
+        frames: Float[Tensor, "b t 3 h w"] | None,
+        count: int,
+        before: Float[Tensor, "b s c h2 w2"] | None = None,
     ) -> Float[Tensor, "b s c h2 w2"]:
         """Return the newest `count` latent frames of a clip, which the next round continues.
+
+        `before` is the context that the clip itself continued, for rounds that are shorter than a context.
 
         A causal codec encodes the newest frames again, since it encodes the first frame of a clip as an
         image. A clip that is too short repeats its first frame.
@@ -94,7 +100,7 @@ class VideoCodec(nn.Module, ABC):
         if self.causal:
             assert frames is not None, "a causal codec encodes pixels again"
             return self.encode(newest(frames, self.frames_before(count)))
-        return newest(latents, count)
+        return newest(latents if before is None else torch.cat([before, latents], dim=1), count)
 
 
 def newest(frames: Float[Tensor, "b t c h w"], count: int) -> Float[Tensor, "b u c h w"]:
