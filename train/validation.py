@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -112,26 +112,45 @@ def obedience(trainer: Trainer) -> dict[str, float]:
 
     Nothing is returned without twins, in a stage that trains no rounds, and where processes share a sequence.
     """
-    config, stage = trainer.config, trainer.stage
-    settings, model = config.validation, trainer.root.model
-    if not settings.twins or stage.objective == "codec" or not stage.tasks.get("rounds"):
+    stage = trainer.stage
+    if stage.objective == "codec" or not stage.tasks.get("rounds"):
         return {}
+    # A generator that is not trained yet would hide the state that is.
+    steps = None if "generator" in stage.train else trainer.config.model.least_inference_steps
+    return _figures(trainer, steps, "model")
+
+
+def codec_contrast(trainer: Trainer) -> float | None:
+    """Return how much of the contrast of the twin futures the codec alone keeps; None without twins.
+
+    What it loses of what actions change, no model that predicts its latents can show.
+    """
+    return _figures(trainer, None, "codec").get("contrast")
+
+
+def _figures(trainer: Trainer, steps: int | None, row: Literal["model", "codec"]) -> dict[str, float]:
+    """Return the figures of a row over the twin futures of the held-out source, if there are any."""
+    config, settings, model = trainer.config, trainer.config.validation, trainer.root.model
     name = settings.source
+    if not name or not settings.twins or trainer.mesh.sequence.size > 1:
+        return {}
     data = dataclasses.replace(config.data, sources={name: config.data.sources[name]})
     reader = twin_reader(data, config.model, config.seed)
-    if reader is None or trainer.mesh.sequence.size > 1:
+    if reader is None:
         return {}
     try:
         pairs = list(read_twins(reader, settings.twins))
     except InputError as error:
         logger.warning("Twin futures were left out: %s", error)
         return {}
-    # A generator that is not trained yet would hide the state that is.
-    steps = None if "generator" in stage.train else config.model.least_inference_steps
+
+    def compared() -> dict[str, Any]:
+        subject, lengths = ModelSubject(model, steps), (TWIN_STEPS,)
+        return twin_figures(subject, pairs, config.seed, lengths, codec_alone=row == "codec")
+
     with _evaluating(model):
-        subject = ModelSubject(model, steps)
-        figures = trainer.without_gradients(lambda: twin_figures(subject, pairs, config.seed, (TWIN_STEPS,)))
-    return {measure: found[str(TWIN_STEPS)]["model"]["value"] for measure, found in figures.items()}
+        figures = trainer.without_gradients(compared)
+    return {measure: found[str(TWIN_STEPS)][row]["value"] for measure, found in figures.items()}
 
 
 @contextmanager

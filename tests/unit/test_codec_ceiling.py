@@ -77,6 +77,9 @@ def test_a_low_share_is_a_warning_with_the_settings_to_change() -> None:
     )
     assert len(low) == 2 and "codec.latent_channels" in low[1]
     assert len(high) == len(none) == 1
+    faded, kept = codec_ceiling.contrast_lines(0.9), codec_ceiling.contrast_lines(0.97)
+    assert len(faded) == 2 and "--size" in faded[1] and len(kept) == 1
+    assert codec_ceiling.contrast_lines(None) == []
 
 
 def test_an_error_in_a_rare_colour_costs_more_than_in_a_frequent_one(

@@ -116,10 +116,10 @@ def test_a_world_waits_for_actions_if_no_recorded_round_is_without_one(tmp_path:
 @pytest.mark.slow
 def test_large_frames_have_as_many_queries_as_small_ones(tmp_path: Path) -> None:
     path = recorded(tmp_path / "set", KEYS, 10, side=260)
-    for size, merge in (("64", 1), ("128", 2), ("256", 4)):
+    for size, merge in (("64", 2), ("128", 4), ("256", 8)):
         model = made(path, tmp_path, "--size", size).model
-        assert (model.codec.image_size, model.query_merge, model.num_queries) == (int(size), merge, 64)
-        assert model.vision.merge == max(2, merge)
+        assert (model.codec.image_size, model.query_merge, model.num_queries) == (int(size), merge, 16)
+        assert model.vision.merge == merge
 
 
 @pytest.mark.slow
@@ -303,13 +303,16 @@ def test_more_time_and_a_faster_machine_give_more_steps_and_larger_models(tmp_pa
     assert 0 < little.config.stages["state"].microbatch_size < little.config.stages["state"].batch_size
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_steps_are_set_by_the_durations_of_real_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], share: float
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # The steps are real, their durations are not: those of a busy machine would be any.
     durations = {"codec": 2.0, "state": 4.0, "rollout": 5.0, "rollout rollout": 15.0}
+    if share == 1:
+        del durations["rollout"]  # no step is on true frames alone
 
     def records(run: Path) -> dict[str, dict[int, dict[str, float]]]:
         found = read_metrics(run)
@@ -321,11 +324,10 @@ def test_steps_are_set_by_the_durations_of_real_ones(
     facts = read_facts(recorded(tmp_path / "set", KEYS, 10, side=32), tmp_path / "world.yaml")
     planned = recipe.plan(facts, 3600, MACHINE, "run")
     stages = {name: replace(stage, batch_size=2) for name, stage in planned.config.stages.items()}
+    stages["rollout"] = replace(stages["rollout"], self_rollout=(share, share))
     found = timed(replace(planned, config=replace(planned.config, stages=stages)), 3600)
     assert capsys.readouterr().out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["set"]  # the trial leaves nothing
-    low, high = stages["rollout"].self_rollout
-    share = (low + high) / 2
     costs = {"codec": 2.0, "state": 4.0, "rollout": (1 - share) * 5.0 + share * 15.0}
     for name, stage in found.config.stages.items():
         assert stage.steps == int(recipe.FROM_CODEC[name][0] * recipe.OVERHEAD * 3600 / costs[name])
@@ -335,10 +337,18 @@ def test_steps_are_set_by_the_durations_of_real_ones(
 
 @pytest.mark.parametrize(
     ("actor", "recorded_side", "side"),
-    [(None, 256, 0), (30.0, 256, 0), (12.0, 256, 96), (1.0, 256, 128), (12.0, 64, 0), (12.0, 80, 80)],
+    [
+        (None, 256, 0),
+        (new.Actor(30, rounds=1), 256, 0),
+        (new.Actor(12, rounds=1), 256, 96),
+        (new.Actor(12, rounds=4), 256, 96),
+        (new.Actor(1, rounds=1), 256, 128),
+        (new.Actor(12, rounds=1), 64, 0),
+        (new.Actor(12, rounds=1), 80, 80),
+    ],
 )
 def test_frames_are_larger_where_actions_change_few_pixels(
-    tmp_path: Path, actor: float | None, recorded_side: int, side: int
+    tmp_path: Path, actor: new.Actor | None, recorded_side: int, side: int
 ) -> None:
     facts = read_facts(recorded(tmp_path / "set", KEYS, 10, side=64), tmp_path / "world.yaml")
     planned = recipe.plan(facts, 3600, MACHINE, "run")
@@ -398,7 +408,7 @@ def test_the_config_trains_a_model_that_plays(side: int, tmp_path: Path) -> None
     validation = replace(config.validation, every=2, batches=1)
     run = replace(config, stages=stages, run_dir=str(tmp_path / "run"), log_every=1, validation=validation)
     model = WorldModel.from_pretrained(finetune.train(run))
-    assert (model.config.query_merge, model.config.codec.temporal_factor) == (max(1, side // 64), 1)
+    assert (model.config.query_merge, model.config.codec.temporal_factor) == (max(1, side // 32), 1)
     session = model.session(seed=0)
     session.reset(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
     for key in ("left", "jump"):

@@ -15,6 +15,7 @@ from worldmodel.media.tensors import to_frames, to_tensor
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train.run.log import RunLog
 from worldmodel.train.trainer import Trainer
+from worldmodel.train.validation import codec_contrast
 
 TASKS = ("rounds", "describe", "ask", "inverse", "imagine")
 """Tasks whose episodes have frames, in order of preference."""
@@ -24,6 +25,9 @@ BATCH_PIXELS = 2**20
 """Pixels that are encoded and decoded together."""
 LEAST_KEPT = 0.9
 """Share below which there is a warning; erasing the keys of MiniGrid's DoorKey leaves 68 %."""
+
+LEAST_CONTRAST = 0.95
+"""The same of the contrast of twin futures."""
 
 Pairs = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
 """Clips and what the codec returns of them, `[t, h, w, 3]`, by sample and observation."""
@@ -44,13 +48,16 @@ def report(trainer: Trainer, log: RunLog, step: int) -> None:
     settings = trainer.config.validation
     data = frames_data(trainer.config) if settings.codec_frames else None
     measured = measure(trainer, data) if data else None
+    contrast = codec_contrast(trainer) if data else None
     if measured is None or not log.active:
         return
     values = {"codec/psnr": measured.psnr, "codec/frames": measured.num_frames}
+    if contrast is not None:
+        values["codec/contrast"] = contrast
     if measured.kept is not None:
         values |= {"codec/details": measured.kept, "codec/num_details": measured.num_details}
     log.scalars(step, values)
-    for line in lines(measured, bool(settings.source)):
+    for line in [*lines(measured, bool(settings.source)), *contrast_lines(contrast)]:
         log.print(line)
 
 
@@ -70,6 +77,20 @@ def lines(measured: Ceiling, held: bool) -> list[str]:
         said,
         f"  warning    the codec keeps {measured.kept:.0%} of them, less than {LEAST_KEPT:.0%}; "
         "train it for more steps, raise codec.widths or codec.latent_channels, or take another codec",
+    ]
+
+
+def contrast_lines(contrast: float | None) -> list[str]:
+    """Return in words how much the codec keeps of what actions change, with a remedy if it is little."""
+    if contrast is None:
+        return []
+    said = [f"  codec      keeps {contrast:.0%} of the contrast of twin futures: of what actions change"]
+    if contrast >= LEAST_CONTRAST:
+        return said
+    return [
+        *said,
+        f"  warning    that is less than {LEAST_CONTRAST:.0%}; train the codec for more steps, or take "
+        "larger frames (worldmodel new --size)",
     ]
 
 

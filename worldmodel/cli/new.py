@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from argparse import Namespace
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +46,13 @@ def main(argv: list[str]) -> None:
         print(f"           {line}")
     print(f"twins      {_futures(facts.train, FOLDER, args.twins, budget_s)}")
     print(f"branches   {_futures(facts.train, BRANCHES, args.branches, budget_s)}")
-    actor = _actor_pixels(recipe)
+    actor = _actor(recipe)
     side = _side(recipe, facts, actor)
     if not args.size and actor is not None and side:
         recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", side)
-        actor = _actor_pixels(recipe)
+        actor = _actor(recipe)
     if actor is not None:
-        print(f"actor      an action changes {actor:.0f} pixels of the frame after it{_advice(actor)}")
+        print(f"actor      {actor}")
     branches = twins_of(facts.train, BRANCHES)
     if branches is not None:  # half of what is trained on: more actions than a policy takes
         data = recipe.config.data
@@ -75,8 +75,28 @@ def main(argv: list[str]) -> None:
     print(f"config     {path}\n\nnext:\n{_next_steps(args.out, recipe.config.run_dir, bool(facts.held))}")
 
 
-def _actor_pixels(recipe: "Recipe") -> float | None:
-    """Return the median number of pixels that differ after one action or another; None without twins."""
+@dataclass(frozen=True)
+class Actor:
+    """What actions move, by the median of pairs of twins."""
+
+    pixels: float
+    """Number of pixels in which their films differ, in the frame where most do."""
+    rounds: float
+    """Rounds after which they first differ: 1 is the frame after the action."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether larger frames would show more of it."""
+        return self.pixels < FEW_PIXELS
+
+    def __str__(self) -> str:
+        when = "at once" if self.rounds == 1 else f"after {self.rounds:.0f} rounds"
+        advice = "; that is little: record larger frames, or crop them" if self.is_small else ""
+        return f"actions change up to {self.pixels:.0f} pixels, the first of them {when}{advice}"
+
+
+def _actor(recipe: "Recipe") -> Actor | None:
+    """Return what actions move; None without twins that ever differ."""
     import numpy as np
 
     from worldmodel.eval.data.twins import read_twins, twin_reader
@@ -87,22 +107,21 @@ def _actor_pixels(recipe: "Recipe") -> float | None:
     if not reader:
         return None
     pairs = [pair.clips for pair in read_twins(reader, NUM_LOOKED_AT)]
-    areas = [where_differ(one[0], other[0]).sum(axis=(1, 2)).max() for one, other in pairs]
-    changed = [area for area in areas if area]
-    return float(np.median(changed)) if changed else None
+    found = []
+    for films in pairs:
+        areas = [where_differ(*rounds).sum(axis=(1, 2)).max() for rounds in zip(*films, strict=True)]
+        if any(areas):
+            found.append((max(areas), next(index for index, area in enumerate(areas, start=1) if area)))
+    return Actor(*np.median(found, axis=0).tolist()) if found else None
 
 
-def _side(recipe: "Recipe", facts: "DatasetFacts", actor: float | None) -> int:
+def _side(recipe: "Recipe", facts: "DatasetFacts", actor: Actor | None) -> int:
     """Return the side of larger frames in which actions change enough pixels; 0 where these suffice."""
     side = max(height_width(recipe.config.model.codec.image_size))
-    if actor is None or actor >= FEW_PIXELS or side >= max(facts.height, facts.width):
+    if actor is None or not actor.is_small or side >= max(facts.height, facts.width):
         return 0
-    wanted = side * math.sqrt(FEW_PIXELS / actor)
+    wanted = side * math.sqrt(FEW_PIXELS / actor.pixels)
     return min(MAX_SIDE, max(facts.height, facts.width), math.ceil(wanted / 16) * 16)
-
-
-def _advice(actor: float) -> str:
-    return "" if actor >= FEW_PIXELS else ", which is little: record larger frames, or crop them"
 
 
 def _futures(source: SourceConfig, inside: "Inside", most: int, budget_s: float) -> str:
@@ -160,7 +179,8 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
         "model:",
         f"  fps: {model.fps}",
         f"  chunk_frames: {model.chunk_frames}          # new frames per action: one round",
-        f"  history_rounds: {model.history_rounds}        # rounds remembered: one frame shows no motion",
+        f"  history_rounds: {model.history_rounds}        # rounds remembered",
+        f"  context_latents: {model.context_latents}       # latent frames that show how things move",
         *(["  pace: on_action          # each recorded round has an action: the world waits for one"]
           if model.pace == "on_action" else []),
         *([f"  query_merge: {model.query_merge}          # latent cells along each side that share a query"]
@@ -193,7 +213,7 @@ COMMENTS = {
     "codec": "The video autoencoder. When it is trained, the log says what it alone returns of held-out "
     "frames: nothing that it loses can be predicted.",
     "state": "A few rounds in a row: actions and the frames after them.",
-    "rollout": "Many rounds, more and more often from the model's own predictions, against drift.",
+    "rollout": "Many rounds from the model's own predictions, through time: what actions add up to.",
 }
 """Purpose of each stage."""
 GENERATOR = """\

@@ -108,6 +108,7 @@ def twin_figures(
     steps: Sequence[int] = STEPS,
     forecasts: bool = False,
     album: Album | None = None,
+    codec_alone: bool = False,
 ) -> dict[str, dict[str, dict[str, Figure]]]:
     """Play both futures of every pair with the same noise, and compare the films.
 
@@ -118,6 +119,7 @@ def twin_figures(
         steps: Lengths of the films in rounds.
         forecasts: Whether the model makes a forecast that 0 denoising steps show.
         album: Where examples are kept.
+        codec_alone: Whether the model is left out, of which only the codec is trained so far.
 
     Returns:
         Figures by measure (`obeyed`, `contrast`, `error_there`), number of steps and row, over the pairs that
@@ -128,7 +130,9 @@ def twin_figures(
     played = 0
     for batch in _batches([pair.first(max(steps)) for pair in pairs]):
         seeds = range(seed + played, seed + played + len(batch))
-        rows = _rows(subject, batch, seeds, forecasts)
+        rows = _bounds(subject, batch)
+        if not codec_alone:
+            rows = _rows(subject, batch, seeds, forecasts) | rows
         starts = np.stack([pair.start for pair in batch])
         truth = [_films(batch, which) for which in (0, 1)]
         verdicts: list[bool | None] = [None] * len(batch)
@@ -210,19 +214,24 @@ def _rows(
     subject: Subject, batch: Sequence[Twins], seeds: Sequence[int], forecasts: bool
 ) -> dict[str, tuple[Clips, Clips]]:
     """Return both films of every pair by the model and by the simpler predictions beside it."""
-    starts, count = [pair.start for pair in batch], len(batch)
+    count = len(batch)
     past, done = [pair.past for pair in batch] * 2, [pair.done for pair in batch] * 2
     actions = [pair.actions[which] for which in (0, 1) for pair in batch]
     rows: dict[str, tuple[Clips, Clips]] = {}
     for name, each in subjects(subject, forecasts).items():
         films = np.concatenate(play(each, past, actions, [*seeds, *seeds], done), axis=1)
         rows[name] = films[:count], films[count:]
+    return rows
+
+
+def _bounds(subject: Subject, batch: Sequence[Twins]) -> dict[str, tuple[Clips, Clips]]:
+    """Return what the codec makes of both films, which no model exceeds, and the frame before them."""
     one, other = (
         np.concatenate([subject.reconstruct(np.stack(clips)) for clips in zip(*rounds, strict=True)], axis=1)
         for rounds in ([pair.clips[which] for pair in batch] for which in (0, 1))
     )
-    still = np.repeat(np.stack(starts)[:, None], one.shape[1], axis=1)
-    return {**rows, "codec": (one, other), "copy": (still, still)}
+    still = np.repeat(np.stack([pair.start for pair in batch])[:, None], one.shape[1], axis=1)
+    return {"codec": (one, other), "copy": (still, still)}
 
 
 def _example(pair: Twins, films: Sequence[Frames], right: bool) -> Example:
