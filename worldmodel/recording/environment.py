@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -316,6 +317,8 @@ def _old_interface(env_id: str, method: str, wanted: str) -> str:
 def _make(settings: EnvironmentSettings) -> gymnasium.Env:
     """Open the environment with frames to render, if it or its observations are recorded."""
     wants_render = any(camera.split(".")[0] == RENDER for camera in settings.cameras)
+    # Frames go to files: SDL, with which many environments draw, would complain that there is no screen.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         module, _, name = settings.env_id.rpartition(":")
         if module:
