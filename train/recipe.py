@@ -366,8 +366,8 @@ def _stages(facts: DatasetFacts, model: WorldModelConfig) -> dict[str, StageConf
             "state", batch_size=batch // 4, lr=lr, constant_fraction=0.9, rounds=4, tasks=tasks, train=learned
         ),
         "rollout": StageConfig(
-            "state", objective_args={"observed_rounds": OBSERVED_ROUNDS}, batch_size=batch // 6, lr=lr,
-            constant_fraction=0.3, rounds=2 * HISTORY_ROUNDS, self_rollout=(1.0, 1.0), tasks=tasks,
-            train=learned,
+            "state", objective_args={"observed_rounds": OBSERVED_ROUNDS}, batch_size=batch // 6, lr=lr / 2,
+            muon_lr=StageConfig.muon_lr / 2, constant_fraction=0.0, rounds=2 * HISTORY_ROUNDS,
+            self_rollout=(1.0, 1.0), tasks=tasks, train=learned,
         ),
     }  # fmt: skip
