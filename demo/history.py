@@ -44,6 +44,8 @@ class Moment:
     """Reward and end that the model predicts for the round, if it predicts them."""
     doubtful: bool = False
     """Whether the model has probably not understood the words of the action."""
+    unlike: bool = False
+    """Whether the model does not know such pictures; only of a start."""
     code: tuple[int, ...] | None = None
     """Names the future that the visitor chose among several; None if one was drawn."""
 
@@ -310,7 +312,9 @@ class RolloutHistory:
 
     async def _branch(self, name: str, world: AsyncRemoteWorld, targets: tuple[Target, ...] = ()) -> Branch:
         clip = await world.frames()
-        first = await self._complete(world, Moment(None, clip), Moment(None, clip, targets=targets))
+        unlike = (world.info.observation_score or 0) > 1
+        start = Moment(None, clip, unlike=unlike)
+        first = await self._complete(world, start, Moment(None, clip, targets=targets))
         return Branch(name, world, [first], first_round=world.round)
 
     async def drop_futures(self) -> None:

@@ -6,6 +6,7 @@ const $ = (id) => document.getElementById(id);
 const KEPT_LOG = 6;
 const LEAST_SIDE = 512;
 const OVER = "The episode ends here. Stop it and start again, or restore a snapshot.";
+const UNKNOWN = "This world does not know that picture, and will make something else of it.";
 const LOSSLESS_SIDE = 128; // pixels
 const LOOK = "look"; // event id of the descriptions that say which things are there
 const ASKED = "asked"; // event id of those that a person asked for
@@ -180,6 +181,7 @@ const HANDLERS = {
     $("screen").setAttribute("aria-label", "The world, live");
     for (const name of ["pause", "wait", "keep", "describe", "stop"]) $(name).disabled = false;
     $("pause").focus({ preventScroll: true });
+    if (event.observation_score > 1) tell(UNKNOWN);
   },
   "video.chunk_metadata"(event) {
     session.expecting = { ...event, received: 0 };

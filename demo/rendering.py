@@ -21,6 +21,8 @@ STAGE_SIDE = 512
 SAVED_SIDE = 384
 TILE_SIDE = 128
 SIGNS = {"left": "←", "right": "→", "up": "↑", "forward": "↑", "down": "↓", "backward": "↓"}
+MISUNDERSTOOD = "The model may not have understood these words."
+UNKNOWN = "This world does not know that picture, and will make something else of it."
 MAX_TARGETS = 5
 """Rows of suggestions; more would push the timeline off the screen."""
 
@@ -54,9 +56,9 @@ def stage(moment: Moment, before: Moment | None, fps: float, heading: str) -> st
             f'aria-label="Clip; press to play again" style="background-image:url({background})"></video>'
         )
     words, outcome = escape(moment.label), ""
-    doubt = (
-        '<p class="wm-doubt">The model may not have understood these words.</p>' if moment.doubtful else ""
-    )
+    doubt = ""
+    if moment.doubtful or moment.unlike:
+        doubt = f'<p class="wm-doubt">{MISUNDERSTOOD if moment.doubtful else UNKNOWN}</p>'
     if moment.outcome is not None:
         ended = " · the episode ends here" if moment.outcome.ended else ""
         outcome = f'<span class="wm-outcome">reward {moment.outcome.reward:.2f}{ended}</span>'

@@ -104,6 +104,8 @@ class WorldRequest(Generation):
     """Alias of `text`."""
     actions: Actions = []
     """What was done in the last rounds of an uploaded video, the newest last: it goes on as it moved."""
+    max_observation_score: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Refuse an upload whose `observation_score` is above it; by default none is refused."""
 
 
 class ResetRequest(RequestBody):
@@ -215,6 +217,9 @@ class WorldObject(ResponseBody):
     """Of the newest round; null before it, and for models that predict none."""
     state: StateObject | None
     """Of the newest round; null before it, and for models without predicted states."""
+    observation_score: float | None
+    """How unlike what the model knows the upload is that it started from: 1 is the limit that 99 % of
+    held-out frames keep. Null after a restart, and for models that do not say what they know."""
     idle_timeout_s: float
     """Time without use after which the world is closed."""
 

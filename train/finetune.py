@@ -27,6 +27,7 @@ from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.errors import exit_code
 from worldmodel.models.layers import attention
 from worldmodel.parallel.mesh import Mesh
+from worldmodel.rollout.observation_score import known_observations
 from worldmodel.train import distributed
 from worldmodel.train.checkpoint import export
 from worldmodel.train.checkpoint.checkpointer import Checkpoints
@@ -42,7 +43,7 @@ from worldmodel.train.run.log import RunLog
 from worldmodel.train.stage import Saver, open_stream, peak_tflops, profiler, report_codec, write_preview
 from worldmodel.train.tokenizer import with_tokenizer
 from worldmodel.train.trainer import Progress, Trainer
-from worldmodel.train.validation import start_images
+from worldmodel.train.validation import known_frames, start_images
 
 
 def main(argv: list[str]) -> None:
@@ -113,6 +114,7 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
         if mesh.first:
             model = export.load_model(config, newest)
             model.start_images = start_images(config)
+            model.known = known_observations(model, known_frames(config, model))
             model.save_pretrained(run / "model", training=configs.to_dict(config))
     return run / "model"
 

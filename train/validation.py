@@ -6,7 +6,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,9 @@ NAME = "validation/loss"
 TWIN_STEPS = 5
 """Rounds of the twin futures that are played."""
 NUM_START_IMAGES = 8
+NUM_KNOWN_FRAMES = 256
+LARGE = 1e9
+"""Parameters from which a quarter of these frames has to suffice: they pass through the backbone on a CPU."""
 logger = logging.getLogger(__name__)
 
 
@@ -201,6 +204,28 @@ def start_images(config: TrainConfig) -> tuple[StartImage, ...]:
             images.append(StartImage(f"start {index + 1}", frames[0]))
     source.close()
     return tuple(images)
+
+
+def known_frames(config: TrainConfig, model: nn.Module) -> np.ndarray:
+    """Return frames of held-out episodes, uint8 `[n, h, w, 3]`, by which a model learns what it knows.
+
+    There are none without a source of the validation, or if that is read front to back or encoded.
+    """
+    frames = []
+    name = config.validation.source
+    source = open_source(name, config.data, config.model) if name else None
+    if source is not None:
+        size = sum(parameter.numel() for parameter in model.parameters())
+        count = NUM_KNOWN_FRAMES if size < LARGE else NUM_KNOWN_FRAMES // 4
+        # Frames of an episode stay together: the last ones are compared with those of other episodes.
+        for index in sorted(range(0 if source.streams else count), key=lambda i: i % (source.size or count)):
+            # Damaged episodes were named before: their start images were left out.
+            with suppress(InputError):
+                observations = source.at(index).episode(source.tasks[0], config.seed, index, 1).observations
+                if observations:
+                    frames.append(observations[index % len(observations)][-1])
+        source.close()
+    return np.stack(frames) if frames else np.zeros((0, 1, 1, 3), np.uint8)
 
 
 def _first_frames(example: Any, task: str, seed: int, index: int) -> np.ndarray:

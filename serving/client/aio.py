@@ -213,6 +213,7 @@ class AsyncWorlds:
         text: str | None = None,
         actions: Sequence[AnyAction] = (),
         fps: float = CLIP_FPS,
+        max_observation_score: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncRemoteWorld:
         """Start a world from an image or video, or from a text.
@@ -222,12 +223,14 @@ class AsyncWorlds:
             text: A description.
             actions: What was done in the last rounds of the video, the newest last.
             fps: Frame rate of a clip in memory.
+            max_observation_score: Refuse an observation that is less like what the model knows than this:
+                `world.info.observation_score` is 1 at the limit of held-out frames. None refuses none.
             options: Generation settings.
 
         Raises:
             InputError: neither or both of observation and text are given.
         """
-        settings = drop_none(text=text, **options)
+        settings = drop_none(text=text, max_observation_score=max_observation_score, **options)
         if actions:
             settings["actions"] = json.dumps([as_json(action) for action in actions])
         if (observation is None) == (text is None):

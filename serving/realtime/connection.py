@@ -218,7 +218,10 @@ class Connection:
         actions = [Action.of(plain(action)) for action in event.actions]
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
-                return await self._service.start(frames, text=text, actions=actions, settings=settings)
+                world = await self._service.start(frames, text=text, actions=actions, settings=settings)
+                if frames is not None:
+                    await world.measure()
+                return world
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
 
@@ -240,6 +243,7 @@ class Connection:
             seed=world.settings.seed,
             num_inference_steps=world.settings.num_inference_steps,
             guidance_scale=world.settings.guidance_scale,
+            observation_score=world.observation_score,
             resume_id=resume_id,
         )
 

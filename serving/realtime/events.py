@@ -286,6 +286,8 @@ class VideoStart(Reply):
     seed: int
     num_inference_steps: int
     guidance_scale: float
+    observation_score: float | None = None
+    """How unlike what the model knows the upload is: 1 is the limit that 99 % of held-out frames keep."""
     resume_id: str | None = None
     """With it a later `session.start` goes on with this world, if the connection breaks."""
 

@@ -70,7 +70,8 @@ async def start(request: Request, context: Context, caller: Caller) -> protocol.
     settings = generation_settings(context, body)
     actions = tuple(Action.of(plain(action)) for action in body.actions)
     origin = await _origin(context, body.text or body.prompt, upload, actions)
-    world = await while_connected(request, context.worlds.start(caller, origin or Origin(), settings))
+    started = context.worlds.start(caller, origin or Origin(), settings, body.max_observation_score)
+    world = await while_connected(request, started)
     return world_object(context, world)
 
 
@@ -259,6 +260,7 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
         snapshots=list(world.snapshots),
         outcome=world.outcome and protocol.OutcomeObject.of(world.outcome),
         state=world.predicted and protocol.StateObject.of(world.predicted),
+        observation_score=world.observation_score,
         idle_timeout_s=context.config.idle_timeout_s,
     )
 

@@ -177,17 +177,26 @@ class WorldRegistry:
 
     # ---- life cycle ------------------------------------------------------------------------------------
 
-    async def start(self, owner: str, origin: Origin, settings: WorldSettings) -> OwnedWorld:
+    async def start(
+        self,
+        owner: str,
+        origin: Origin,
+        settings: WorldSettings,
+        max_observation_score: float | None = None,
+    ) -> OwnedWorld:
         """Start a world.
 
         Raises:
-            InputError: the origin has neither frames nor a text, or both.
+            InputError: the origin has neither frames nor a text, or both, or its picture is less like what
+                the model knows than `max_observation_score`.
         """
         began = time.monotonic()
         with self.starting(owner) as slot:
             world = await self._within_deadline(
                 self.service.start(origin.frames, text=origin.text, actions=origin.actions, settings=settings)
             )
+            if origin.frames is not None:
+                await self._within_deadline(world.measure(max_observation_score))
         self.metrics.time_to_first_chunk.observe(time.monotonic() - began)
         return await self._add(OwnedWorld(world, origin, slot))
 

@@ -30,6 +30,7 @@ from worldmodel.models.state import State
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.futures import Future, check_futures, foresee, one_hot_code
+from worldmodel.rollout.observation_score import check_score, look, states_of
 from worldmodel.rollout.round import (
     RoundInputs,
     SamplingParams,
@@ -327,6 +328,17 @@ class WorldService:
         blank = await self._run(settings.adapter, WorldState.blank, self.model, seeds)
         return await self.play(settings, blank, Action.of(description))
 
+    async def observation_score(self, settings: WorldSettings, image: np.ndarray) -> float | None:
+        """Return how unlike what the model knows an image is; see `Session.observation_score`."""
+        known = self.model.known
+        if known is None:
+            return None
+        with span("observation score"):
+            errors, inputs = await self._run(settings.adapter, look, self.model, image[None])
+            num_queries = self.model.config.num_queries
+            hidden = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
+            return float(known.score(errors.cpu(), states_of(hidden[None]).cpu())[0])
+
     async def _run(self, adapter: str | None, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function with an adapter, in the thread that runs the model."""
 
@@ -386,6 +398,8 @@ class World:
         self.settings = settings
         self._service, self._state = service, state
         self._snapshots: OrderedDict[str, WorldState] = OrderedDict()
+        self.observation_score: float | None = None
+        """How unlike what the model knows the picture of the start is, if it was measured."""
 
     @property
     def round(self) -> int:
@@ -449,7 +463,19 @@ class World:
         """
         self._state = await self._service.first(self.settings, frames, text, actions)
         self._snapshots.clear()
+        self.observation_score = None
         return self.last_frames
+
+    async def measure(self, limit: float | None = None) -> None:
+        """Measure how unlike what the model knows the newest frame is (`observation_score`).
+
+        Raises:
+            ConfigError: the limit is not above 0.
+            InputError: the score is above the limit, or there is none.
+        """
+        image = self.last_frames[-1]
+        self.observation_score = await self._service.observation_score(self.settings, image)
+        check_score(self.observation_score, limit)
 
     async def describe(self, question: str | None = None) -> str:
         """Describe the newest observation, or answer a question about it."""
@@ -485,7 +511,9 @@ class World:
 
     def fork(self) -> "World":
         """Return an independent copy of the world, without its snapshots."""
-        return World(self._service, self.settings, self._state)
+        copy = World(self._service, self.settings, self._state)
+        copy.observation_score = self.observation_score
+        return copy
 
     def snapshot(self) -> str:
         """Save the current state and return its name; above the limit the oldest snapshot is deleted."""

@@ -5,7 +5,7 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from worldmodel.actions import Action
 from worldmodel.actions.words import say
 from worldmodel.media.encoding import encode_video
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.observation_score import known_observations
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.engine.local import InProcessEngine
 
@@ -384,3 +385,35 @@ def test_json_must_be_declared_as_such(api: LocalClient) -> None:
 def test_root_leads_to_the_play_page(api: LocalClient) -> None:
     assert api.get("/", follow_redirects=False).headers["location"] == "play"
     assert api.get("/").headers["content-type"].startswith("text/html")
+
+
+def test_the_score_of_an_upload_is_told_and_can_refuse_it(
+    make_model: Callable[..., WorldModel], tmp_path: Path, image: np.ndarray, png: bytes
+) -> None:
+    model = make_model()
+    rng = np.random.default_rng(0)
+    frames = np.stack([image // 2 + rng.integers(0, 9, image.shape).astype(np.uint8) for _ in range(40)])
+    model.known = known_observations(model, frames)
+    session = model.session()
+    session.reset(image)
+    expected = session.observation_score()
+    assert expected is not None
+    with local(model, tmp_path) as api:
+        world = start(api, png)
+        assert world["observation_score"] == pytest.approx(expected, rel=1e-3)
+        forked = api.post(f"/v1/worlds/{world['id']}/fork").json()
+        assert forked["observation_score"] == world["observation_score"]
+        refused = api.post(
+            "/v1/worlds",
+            files={"observation": ("x.png", png)},
+            data={"max_observation_score": str(expected / 2)},
+        )
+        assert refused.status_code == 400
+        assert api.get("/v1/worlds").json()["data"] == [
+            api.get(f"/v1/worlds/{each['id']}").json() for each in (world, forked)
+        ]
+        start(api, png, max_observation_score=str(2 * expected))
+
+
+def test_a_model_that_does_not_say_what_it_knows_has_no_score(api: LocalClient, png: bytes) -> None:
+    assert start(api, png)["observation_score"] is None

@@ -33,3 +33,5 @@ def test_words_that_may_not_have_been_understood_are_marked() -> None:
     for doubtful in (False, True):
         moment = Moment(Action.of("make a dragon fly"), clip, doubtful=doubtful)
         assert ('class="wm-doubt"' in rendering.stage(moment, None, 8, "Round 5")) is doubtful
+    unlike = Moment(None, clip, unlike=True)
+    assert rendering.UNKNOWN in rendering.stage(unlike, None, 8, "Start")

@@ -1,7 +1,13 @@
 """`worldmodel describe`: text about observations."""
 
 from worldmodel.actions.words import say
-from worldmodel.cli.model import add_base_option, check_files, load_model
+from worldmodel.cli.model import (
+    add_base_option,
+    add_observation_option,
+    check_files,
+    check_observation,
+    load_model,
+)
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.errors import InputError
 
@@ -22,6 +28,7 @@ def main(argv: list[str]) -> None:
     )
     option(parser, "--after", "a later observation: infer the action between", metavar="OBSERVATION")
     parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
+    add_observation_option(parser)
     add_base_option(parser)
     args = parser.parse_intermixed_args(argv)
     if args.question is not None and args.after is not None:
@@ -31,6 +38,7 @@ def main(argv: list[str]) -> None:
     check_files(args.observation, args.after)
     session = load_model(args.model, base=args.base).session()
     session.reset(args.observation)
+    check_observation(session, args.max_observation_score)
     if args.after is not None:
         session.observe(args.after)
         print(say(session.infer_action()))

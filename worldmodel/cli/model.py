@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from worldmodel.cli.parser import option
@@ -9,6 +10,7 @@ from worldmodel.errors import InputError
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
+    from worldmodel.rollout import Session
 
 
 def load_model(name: str, options: argparse.Namespace | None = None, base: str | None = None) -> "WorldModel":
@@ -65,6 +67,32 @@ def add_base_option(parser: "argparse._ActionsContainer") -> None:
         "once, then the merged weights are in the cache",
         metavar="FOLDER",
     )
+
+
+def add_observation_option(parser: "argparse._ActionsContainer") -> None:
+    """Add the option that refuses pictures which are unlike what the model knows."""
+    option(
+        parser,
+        "--max-observation-score",
+        "refuse an observation that is less like what the model knows than this: 1 is the limit of held-out "
+        "frames (default: a warning above 1)",
+        kind=float,
+    )
+
+
+def check_observation(session: "Session", limit: float | None = None) -> None:
+    """Warn where the picture that a session starts from is unlike what its model knows.
+
+    Raises:
+        ConfigError: the limit is not above 0.
+        InputError: it is less like that than the limit.
+    """
+    from worldmodel.rollout.observation_score import check_score, warning
+
+    score = session.observation_score()
+    check_score(score, limit)
+    if words := warning(score):
+        print(f"warning: {words}", file=sys.stderr)
 
 
 def add_inference_options(group: "argparse._ActionsContainer") -> None:

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldmodel.cli.model import add_base_option
+from worldmodel.cli.model import add_base_option, check_observation
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.cli.record import env_arg
 from worldmodel.config.imports import import_callable
@@ -54,6 +54,7 @@ def _plan_from_image(
     simulator = ModelSimulator(model, args.seed)
     session = model.session(args.seed)
     session.reset(args.start)
+    check_observation(session)
     others = simulator.futures(session.state, args.futures - 1)
     actions = _actions(args, model)
     found = plan(simulator, session.state, objective, actions, settings, futures=others)

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldmodel.actions import control_kinds
-from worldmodel.cli.model import add_base_option, add_inference_options, check_files, check_model, load_model
+from worldmodel.cli.model import (
+    add_base_option,
+    add_inference_options,
+    add_observation_option,
+    check_files,
+    check_model,
+    check_observation,
+    load_model,
+)
 from worldmodel.cli.parser import MODEL_HELP, Parser, option, seed_number
 from worldmodel.errors import InputError
 from worldmodel.io import staged_files
@@ -34,6 +42,8 @@ def main(argv: list[str]) -> None:
             args.seed, args.num_inference_steps, args.guidance_scale, args.negative_prompt
         )
         session.reset(observation, text=args.text)
+        if observation is not None:
+            check_observation(session, args.max_observation_score)
         play(session, actions)
         for name in FILES:
             session.save(staging / name)
@@ -79,6 +89,7 @@ def _parser() -> Parser:
         "text that guidance leads away from, for models whose generator reads text",
         metavar="TEXT",
     )
+    add_observation_option(parser)
     add_base_option(parser)
     add_inference_options(parser)
     return parser

@@ -25,6 +25,7 @@ from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import session_file
 from worldmodel.rollout.futures import Future, futures
+from worldmodel.rollout.observation_score import observation_scores
 from worldmodel.rollout.recording import Recording
 from worldmodel.rollout.round import LocalEngine, SamplingParams, observe_round, play_round, start_worlds
 from worldmodel.rollout.state import WorldState, last_transition, newest_observation
@@ -275,6 +276,19 @@ class Session:
         rows = confidence_rows(self.model, self.state, words)
         said, nothing = self.model.backbone.log_likelihoods(rows)
         return said - nothing
+
+    def observation_score(self) -> float | None:
+        """Return how unlike what the model knows the newest frame is, such as the picture of a start.
+
+        1 is the limit that 99 % of held-out frames keep: what is far above it becomes something else within
+        a round or two. It is one decoded frame and a pass of the backbone; None if the model's folder does
+        not say which observations it knows.
+
+        Raises:
+            InputError: the session was not reset.
+        """
+        scores = observation_scores(self.model, self.engine, self.state.frames[:, -1])
+        return None if scores is None else scores[0]
 
     # ---- snapshots -----------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ backbone/            in the format of transformers, with the tokenizer; or by re
 codec/ vision/ …     one safetensors file each; components of other libraries in those libraries' formats
 tokens.safetensors   the model's own parameters: queries, markers, blank latents
 start_images/        images to start from: NUMBER TITLE.png
+known.safetensors    which observations it knows (known.py), if that was measured
 README.md            the model card
 """
 
@@ -32,6 +33,7 @@ from worldmodel.models import lora
 from worldmodel.models.action import ActionAdapter
 from worldmodel.models.backbone import merging, reference
 from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.known import KnownObservations
 from worldmodel.models.loading import deferred, pretrained
 from worldmodel.models.loading.location import BACKBONE, CONFIG, download, is_repository, resolve
 from worldmodel.models.loading.model_card import plain_card
@@ -42,6 +44,7 @@ COMPONENTS = ("codec", "vision", "action", "state", "condition_adapter", "genera
 FOR_GENERATOR = ("generator.", "condition_adapter.")
 """Beginnings of the names of weights that a model without a generator does not have."""
 WEIGHTS, TOKENS, START_IMAGES = "model.safetensors", "tokens.safetensors", "start_images"
+KNOWN = "known.safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 M = TypeVar("M", bound="PretrainedModel")
@@ -57,6 +60,8 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
     """Images to start from, saved with the model."""
     tasks: tuple[str, ...] | None = None
     """Those that it was trained on, if its folder says so."""
+    known: KnownObservations | None = None
+    """Which observations it knows, if its folder says so."""
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] -- no arguments of the class
@@ -160,6 +165,7 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None, base: str | 
     _fill(dict(model.named_parameters(recurse=False)), folder / TOKENS)
     model.start_images = read_start_images(folder, config)
     model.tasks = read_tasks(folder)
+    model.known = KnownObservations.read(folder / KNOWN, model.backbone.width)
     return model
 
 
@@ -381,6 +387,8 @@ def save(
             save_file(pretrained.cast(own, dtype), temporary / TOKENS)
             values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
             (temporary / CONFIG).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            if model.known is not None:
+                model.known.write(temporary / KNOWN)
             if model.start_images:
                 (temporary / START_IMAGES).mkdir()
             for number, start in enumerate(model.start_images):
