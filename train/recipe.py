@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from worldmodel.actions import control_kinds
 from worldmodel.config import (
     ActionConfig,
     BackboneConfig,
@@ -300,14 +301,18 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
         "num_key_value_heads": max(1, width // 128),
     }
     takes_text = facts.action["text"]
-    codec = CodecConfig(image_size=size, temporal_factor=1 if facts.chunk_frames % 2 else 2)
+    action = build(ActionConfig, dict(facts.action))
+    # Frames with an action each keep latents of their own.
+    pairs = not facts.chunk_frames % 2 and action.per_round < facts.chunk_frames
+    codec = CodecConfig(image_size=size, temporal_factor=2 if pairs else 1)
     queries, vision = _merges(codec.grid)
     return WorldModelConfig(
         codec=codec,
         vision=VisionConfig(merge=vision),
         query_merge=queries,
         backbone=BackboneConfig(architecture=decoder, vocab_size=512 if takes_text else 258),
-        action=build(ActionConfig, dict(facts.action)),
+        action=action,
+        query_actions=any(action.takes[kind.name] for kind in control_kinds()),
         state=StateConfig(width=width, num_heads=width // 64),
         generator=None,
         fps=facts.fps,
@@ -367,7 +372,8 @@ def _stages(facts: DatasetFacts, model: WorldModelConfig) -> dict[str, StageConf
         ),
         "rollout": StageConfig(
             "state", objective_args={"observed_rounds": OBSERVED_ROUNDS}, batch_size=batch // 6, lr=lr / 2,
-            muon_lr=StageConfig.muon_lr / 2, constant_fraction=0.0, rounds=2 * HISTORY_ROUNDS,
+            muon_lr=StageConfig.muon_lr / 2, constant_fraction=0.0,
+            rounds=max(HISTORY_ROUNDS + 2, 2 * HISTORY_ROUNDS // model.action.per_round),
             self_rollout=(1.0, 1.0), tasks=tasks, train=learned,
         ),
     }  # fmt: skip

@@ -31,8 +31,8 @@ from worldmodel.train.trainer import Trainer
 BEST = "best"
 """Name of the folder of the best checkpoint, beside the others."""
 NAME = "validation/loss"
-TWIN_STEPS = 5
-"""Rounds of the twin futures that are played."""
+TWIN_STEPS = 10
+"""Actions of the twin futures that are played, or fewer where shorter ones were recorded."""
 NUM_START_IMAGES = 8
 NUM_KNOWN_FRAMES = 256
 LARGE = 1e9
@@ -147,13 +147,16 @@ def _figures(trainer: Trainer, steps: int | None, row: Literal["model", "codec"]
         logger.warning("Twin futures were left out: %s", error)
         return {}
 
+    lengths = [len(pair.actions[0]) * pair.steps_per_round for pair in pairs]
+    length = min(TWIN_STEPS, max(lengths, default=1))
+
     def compared() -> dict[str, Any]:
-        subject, lengths = ModelSubject(model, steps), (TWIN_STEPS,)
-        return twin_figures(subject, pairs, config.seed, lengths, codec_alone=row == "codec")
+        subject = ModelSubject(model, steps)
+        return twin_figures(subject, pairs, config.seed, (length,), codec_alone=row == "codec")
 
     with _evaluating(model):
         figures = trainer.without_gradients(compared)
-    return {measure: found[str(TWIN_STEPS)][row]["value"] for measure, found in figures.items()}
+    return {measure: found[str(length)][row]["value"] for measure, found in figures.items()}
 
 
 @contextmanager

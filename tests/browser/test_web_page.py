@@ -158,11 +158,15 @@ KINDS = {
         "generator": None,
         "num_inference_steps": 0,
     },
-    "a vector with bounds": {"action": ActionConfig(vector={"low": [-2, 0], "high": [2, 5]}, keys=("go",))},
+    "a vector with bounds": {
+        "query_actions": True,
+        "action": ActionConfig(vector={"low": [-2, 0], "high": [2, 5]}, keys=("go",)),
+    },
     "several actions in a round": {
+        "query_actions": True,
         "action": ActionConfig(
             text={"max_tokens": 16}, keys=("left", "right"), vector=2, mouse=True, per_round=4
-        )
+        ),
     },
     "several context frames, and frames that are not square": {"context_latents": 6, "image_size": (32, 48)},
 }

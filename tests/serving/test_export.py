@@ -127,7 +127,7 @@ def test_the_longest_actions_can_be_moved(model: WorldModel, image: np.ndarray) 
         "vector": [1, 2, 3],
     }
     assert len(model.backbone.token_ids(longest["text"])) == model.config.action.text.max_tokens
-    (embedded,) = model.encode_action([Action.of(longest)])
+    (embedded,) = model.encode_action([Action.of(longest)]).tokens
     assert len(embedded) == model.action.max_tokens
 
     async def body() -> None:

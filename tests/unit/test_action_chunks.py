@@ -89,7 +89,7 @@ def test_settings_of_chunks() -> None:
 
 def test_tokens_depend_on_the_order(chunked: WorldModel) -> None:
     actions = [Action(chunk=(LEFT, RIGHT)), Action(chunk=(RIGHT, LEFT)), Action(chunk=(LEFT, LEFT)), LEFT]
-    mixed, swapped, twice, once = chunked.encode_action(actions)
+    mixed, swapped, twice, once = chunked.encode_action(actions).tokens
     assert len(mixed) % chunked.action.slot == 0
     first, second = mixed[-4:].split(2)  # a marker and a key each
     assert not torch.equal(first[0], second[0])  # markers say which is the first

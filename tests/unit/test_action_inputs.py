@@ -92,7 +92,7 @@ def test_model_folder_keeps_the_action_config(world: WorldModel, tmp_path: Path)
     again = WorldModel.from_pretrained(folder)
     assert again.config.action == ALL
     action = Action.of(FULL)
-    assert torch.equal(again.encode_action([action])[0], world.encode_action([action])[0])
+    assert torch.equal(again.encode_action([action]).tokens[0], world.encode_action([action]).tokens[0])
     facts = model_facts(str(folder))
     assert facts["actions"]["camera"].startswith("target or velocity")
     assert facts["actions"] == action_facts(ALL)

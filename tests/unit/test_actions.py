@@ -150,7 +150,7 @@ def test_any_value_is_an_action_or_an_input_error(
         adapter.validate(action, model.backbone)
     except InputError:
         return
-    assert adapter([action], model.backbone)[0].isfinite().all()
+    assert adapter([action], model.backbone).tokens[0].isfinite().all()
     assert Action.of(json.loads(json.dumps(action.as_dict()))) == action
 
 
@@ -283,7 +283,7 @@ def test_tokens_depend_on_the_action_only(
     model: WorldModel, adapter: ActionAdapter, actions: list[Action]
 ) -> None:
     with torch.no_grad():
-        for made, action in zip(adapter(actions, model.backbone), actions, strict=True):
+        for made, action in zip(adapter(actions, model.backbone).tokens, actions, strict=True):
             torch.testing.assert_close(made, by_hand(adapter, model, action), atol=1e-5, rtol=1e-5)
 
 
@@ -293,14 +293,14 @@ def test_action_tokens_of_the_shipped_model() -> None:
     assert model.config.action == ActionConfig(keys=tuple(written["model"]["action"]["keys"]))
     assert set(model.action.state_dict()) == {"blank", "marker", "keys.weight"}
     for action in (Action(), Action("the red ball jumps"), Action("go", keys=("red", "jump"))):
-        (made,) = model.encode_action([action])
+        (made,) = model.encode_action([action]).tokens
         assert torch.equal(made, by_hand(model.action, model, action))
 
 
 def test_every_action_gives_gradients_for_the_same_weights(model: WorldModel) -> None:
     adapter = ActionAdapter(ALL, model.backbone.width)
-    adapter([Action()], model.backbone)[0].sum().backward()
+    adapter([Action()], model.backbone).tokens[0].sum().backward()
     assert all(parameter.grad is not None for parameter in adapter.parameters())
-    adapter([Action.of(FULL)], model.backbone)[0].sum().backward()
+    adapter([Action.of(FULL)], model.backbone).tokens[0].sum().backward()
     for name in ("mouse", "vector", "camera"):
         assert all(parameter.grad.any() for parameter in getattr(adapter, name).parameters())

@@ -57,7 +57,7 @@ def test_shapes_of_the_six_verbs(model: WorldModel) -> None:
     vision = model.encode_observation(Observation(latents))
     assert vision.tokens.shape == (2, CHUNK * 4, width)
     assert vision.cells.shape == (2, CHUNK, CELLS**2, width)
-    actions = model.encode_action([Action("the red ball moves left"), Action()])
+    actions = model.encode_action([Action("the red ball moves left"), Action()]).tokens
     assert [each.shape for each in actions] == [(32, width)] * 2
     embeds = torch.cat([vision.tokens, torch.stack(actions), vision.cells[:, 0]], dim=1)
     states = model.backbone(embeds)[:, -16:]
@@ -73,7 +73,7 @@ def test_shapes_of_the_six_verbs(model: WorldModel) -> None:
 
 def test_a_long_action_takes_more_slots_and_leaves_others_alone(model: WorldModel, context: Tensor) -> None:
     long = Action(" ".join(["ball"] * 40))
-    tall, short = model.encode_action([long, Action()])
+    tall, short = model.encode_action([long, Action()]).tokens
     assert len(tall) % 32 == 0
     assert len(tall) > len(short) == 32
     assert torch.equal(short[:-1], model.action.blank.expand_as(short[:-1]))
@@ -91,7 +91,7 @@ def test_one_pass_over_the_rounds_equals_the_rounds_one_by_one(model: WorldModel
     for index in range(4):
         now = [episode[index] for episode in ACTIONS]
         seen, taken = model.encode_observation(Observation(context[:, index])), model.encode_action(now)
-        embeds = torch.cat([seen.tokens, torch.stack(taken), seen.queries], dim=1)
+        embeds = torch.cat([seen.tokens, torch.stack(taken.tokens), seen.queries], dim=1)
         states = model.backbone(embeds, cache)[:, -model.config.num_queries :]
         close(states, together.hidden[:, index])
         close(model.read_state(states, context[:, index]).forecast, forecast[:, index])

@@ -172,3 +172,5 @@ def test_a_self_rollout_begins_after_the_rounds_that_a_stage_observes(
 def test_negative_numbers_of_observed_rounds_are_refused(make_model: Callable[..., WorldModel]) -> None:
     with pytest.raises(ConfigError, match="observed_rounds -1"):
         StateObjective(make_model(), observed_rounds=-1)
+    with pytest.raises(ConfigError, match=r"through_time 1\.5"):
+        StateObjective(make_model(), through_time=1.5)

@@ -218,7 +218,7 @@ def test_any_json_is_an_action_or_an_input_error(model: WorldModel, value: objec
     except InputError:
         return
     assert Action.of(action) is action
-    assert model.encode_action([action])[0].isfinite().all()
+    assert model.encode_action([action]).tokens[0].isfinite().all()
 
 
 # Starts of a world

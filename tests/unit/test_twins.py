@@ -90,6 +90,7 @@ class Slide(gymnasium.Env):
         super().reset(seed=seed)
         chance = rng_of_the_process if self.kind == "ignores its seed" else self.np_random
         self.frame, self.steps = picture(int(chance.integers(0, SIDE - SQUARE))), 0
+        self.waiting = ["stay", "stay"]
         return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> Any:
@@ -98,6 +99,9 @@ class Slide(gymnasium.Env):
         key = KEYS[int(action)]
         if self.kind == "shakes":
             key = KEYS[int(rng_of_the_process.integers(3))]
+        if self.kind == "shows late":  # a key moves the square two steps later
+            self.waiting.append(key)
+            key = self.waiting.pop(0)
         if self.kind == "keys do nothing":
             key = KEYS[self.steps % 3]
         self.frame = moved(self.frame, key)
@@ -143,7 +147,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_twins_are_a_dataset_beside_the_held_out_episodes(recorded: Path) -> None:
     info = json.loads((recorded / "twins" / "meta" / "info.json").read_text())
     assert info["total_episodes"] == 50 and info["codebase_version"] == "v3.0"
-    assert info["worldmodel"]["recording"]["twins"] == {"steps": 10, "history": HISTORY["twins"]}
+    assert info["worldmodel"]["recording"]["twins"] == {"steps": 12, "history": HISTORY["twins"]}
     held = json.loads((recorded / "meta" / "split.json").read_text())["held-out"]
     assert len(held) == 2
     seeds = [EnvironmentEpisodes(settings()).seed(index) for index in held]
@@ -156,7 +160,7 @@ def test_twins_are_a_dataset_beside_the_held_out_episodes(recorded: Path) -> Non
     for number, pair in enumerate(zip(twins[::2], twins[1::2], strict=True)):
         taken = [[row["action"] for row in each[:-1]] for each in pair]
         shared = next(step for step in range(len(taken[0])) if taken[0][step] != taken[1][step])
-        assert shared <= HISTORY["twins"] and [len(each) - shared for each in taken] == [10, 10]
+        assert shared <= HISTORY["twins"] and [len(each) - shared for each in taken] == [12, 12]
         # The history is a part of the recorded episode.
         told = [row["action"] for row in originals[held[number % 2]]]
         assert any(told[at : at + shared] == taken[0][:shared] for at in range(len(told)))
@@ -220,7 +224,7 @@ def test_branches_go_on_from_the_training_episodes(tmp_path: Path) -> None:
     stored = parquet.read_table(folder / "branches/meta/episodes/chunk-000/file-000.parquet")["seed"]
     assert stored.to_pylist() == [seed for seed in seeds[:10] for _ in range(2)]
     longest = max(len(rows) - 1 for rows in rows_of(folder / "branches"))
-    assert longest == HISTORY["branches"] + 10
+    assert longest == HISTORY["branches"] + 12
     (source,) = read_source(str(folder)).sources.values()
     assert twins_of(source) is None and twins_of(source, "branches") is not None
 
@@ -266,6 +270,10 @@ class Walk:
         self.frames, self.kind = frames, kind
 
     def step(self, actions: Sequence[Action]) -> np.ndarray:
+        rounds = zip(*(action.chunk or (action,) for action in actions), strict=True)
+        return np.concatenate([self._one(each) for each in rounds], axis=1)
+
+    def _one(self, actions: Sequence[Action]) -> np.ndarray:
         keys = [action.keys[0] for action in actions]
         if self.kind == "ignores":
             keys = ["right"] * len(keys)
@@ -299,8 +307,8 @@ class Subject:
         return self
 
 
-def pairs_of(recorded: Path) -> list[Twins]:
-    reader = twin_reader(read_held_out(str(recorded))[0], CONFIG)
+def pairs_of(recorded: Path, config: WorldModelConfig = CONFIG) -> list[Twins]:
+    reader = twin_reader(read_held_out(str(recorded))[0], config)
     assert reader is not None
     return list(read_twins(reader, 100))
 
@@ -334,6 +342,23 @@ def test_figures_tell_models_that_obey_from_others(
         figures["contrast"]["5"]["copy"]["value"] == 0 and figures["error_there"]["5"]["copy"]["value"] == 1
     )
     assert figures["error_there"]["5"]["codec"]["value"] == 0
+
+
+@pytest.mark.parametrize("per_round", [2, 3])
+def test_steps_are_actions_also_where_a_round_has_several(recorded: Path, per_round: int) -> None:
+    takes = replace(CONFIG.action, per_round=per_round)
+    pairs = pairs_of(recorded, replace(CONFIG, chunk_frames=per_round, action=takes))
+    steps = (1, 5, 9)
+    whole, single = (
+        twin_figures(Subject("fades"), each, steps=steps)  # type: ignore[arg-type]
+        for each in (pairs, [each.first(9) for each in pairs])
+    )
+    assert whole == single
+    for name, (low, high) in {"obeyed": (0.95, 1.0), "contrast": (0.4, 0.6)}.items():
+        assert [*whole[name]] == [str(step) for step in steps]
+        for rows in whole[name].values():
+            assert low <= rows["model"]["value"] <= high
+    assert {len(clips) for pair in pairs for clips in pair.first(5).clips} == {-(-5 // per_round)}
 
 
 def test_noise_obeys_by_chance() -> None:
@@ -400,15 +425,26 @@ def test_only_what_was_recorded_on_this_machine_is_played_again(
 
 
 @pytest.mark.slow
-def test_new_records_twins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "rounds", "per_round"), [("", "at once", 1), ("shows late", "after 3", 2)])
+def test_new_records_twins_and_gives_slow_worlds_several_actions_in_a_round(
+    kind: str,
+    rounds: str,
+    per_round: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(recipe.Machine, "measure", lambda: recipe.Machine("two cores", 0.2, 8 * 2**30))
-    folder = recording.record_environment(settings(), tmp_path / "set", 10)
+    folder = recording.record_environment(settings(kind=kind), tmp_path / "set", 10)
     path = tmp_path / "made.yaml"
     assert main(["new", str(folder), "--out", str(path), "--twins", "12"]) == 0
-    assert "twins      12 pairs of futures" in capsys.readouterr().out
-    assert twins_of(configs.load(path).data.sources["held"]) is not None
+    said = capsys.readouterr().out
+    assert "twins      12 pairs of futures" in said and rounds in said
+    config = configs.load(path)
+    assert twins_of(config.data.sources["held"]) is not None
+    model = config.model
+    assert (model.action.per_round, model.chunk_frames, model.query_actions) == (per_round, per_round, True)
+    assert model.codec.temporal_factor == 1
 
 
 def test_new_says_what_twins_there_are_and_why_there_are_none(tmp_path: Path) -> None:

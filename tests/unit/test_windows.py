@@ -94,7 +94,10 @@ def test_a_self_rollout_continues_as_a_session_does(
         session.step(action)
 
 
-def test_errors_of_a_round_reach_the_rounds_before_it(make_model: Callable[..., WorldModel]) -> None:
+@pytest.mark.parametrize("through_time", [1.0, 0.5, 0.0])
+def test_errors_of_a_round_reach_the_rounds_before_it(
+    make_model: Callable[..., WorldModel], through_time: float
+) -> None:
     """Gradients are those of rounds that are predicted one after the other, each from all before it."""
     model = make_model(history_rounds=2, **SHORT, generator=None, num_inference_steps=0)
     model.requires_grad_(True).train()
@@ -102,7 +105,7 @@ def test_errors_of_a_round_reach_the_rounds_before_it(make_model: Callable[..., 
     first, *clips = np.random.default_rng(1).integers(0, 256, (5, 2, 32, 32, 3), dtype=np.uint8)
     episode = Episode("one", (first[:1], *clips), tuple(ACTIONS[:4]))
     batch = Batch(step=0, task="rounds", indices=(0,), episodes=[episode], self_rollout=True)
-    objective = OBJECTIVES["state"](model, observed_rounds=1)
+    objective = OBJECTIVES["state"](model, observed_rounds=1, through_time=through_time)
     objective.context_noise = 0.0  # type: ignore[assignment]
     inputs = objective.prepare(model, batch, SampleRng([(0,)]))
     objective(model, inputs)["changed"].backward()
@@ -118,7 +121,7 @@ def test_errors_of_a_round_reach_the_rounds_before_it(make_model: Callable[..., 
         losses.append((error * rounds.changed[:, index]).sum())
         if index:
             context.append(torch.cat([context[index], forecast], dim=1)[:, -3:])
-            assert context[-1].requires_grad
+            context[-1].register_hook(lambda gradient: through_time * gradient)
     sum(losses).backward()  # type: ignore[union-attr]
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and parameter.grad.any():

@@ -71,7 +71,7 @@ class RolloutWindow:
         model = self.model
         actions = [episode[index] for episode in self.actions]
         seen = model.encode_observation(Observation(model.unseen(context), frames), history)
-        parts = zip(seen.tokens, model.encode_action(actions), seen.queries, strict=True)
+        parts = model.encode_action(actions).rows(seen.tokens, seen.queries)
         rows = [torch.cat(each) for each in parts]
         if index % model.config.context_rounds == 0:
             self.window, self.cache = [[] for _ in rows], RoundCache()

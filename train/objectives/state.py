@@ -67,7 +67,12 @@ class StateObjective(Objective):
     }
 
     def __init__(
-        self, model: WorldModel, free_nats: float = 0.0, label_steps: int = 0, observed_rounds: int = 0
+        self,
+        model: WorldModel,
+        free_nats: float = 0.0,
+        label_steps: int = 0,
+        observed_rounds: int = 0,
+        through_time: float = 1.0,
     ) -> None:
         """Make the heads that are trained with the model.
 
@@ -80,6 +85,9 @@ class StateObjective(Objective):
             observed_rounds: Rounds at the beginning of a self-rollout that lead to what was recorded, as if a
                 session had observed them. Where one frame does not show how things move, a self-rollout from
                 it teaches the mean of all motions.
+            through_time: Factor on the gradients that reach a round of a self-rollout from the one after it;
+                0 is none. Below 1 they do not grow over the rounds, which destroys a world that changes
+                abruptly.
         """
         super().__init__(model)
         if not 0 <= free_nats < math.inf:
@@ -88,7 +96,10 @@ class StateObjective(Objective):
             raise ConfigError(f"A stage has label_steps {label_steps}; use 0 or more.")
         if observed_rounds < 0:
             raise ConfigError(f"A stage has observed_rounds {observed_rounds}; use 0 or more.")
+        if not 0 <= through_time <= 1:
+            raise ConfigError(f"A stage has through_time {through_time}; use 0 to 1.")
         self.free_nats, self.label_steps, self.observed_rounds = free_nats, label_steps, observed_rounds
+        self.through_time = through_time
         self.forecasts = model.config.has_state
         # Labels are of cells, and so are queries, unless there are any number of them (`queries`).
         self.placed = self.forecasts and (model.config.vision.sees_latents or not model.config.queries)
@@ -287,6 +298,7 @@ class StateObjective(Objective):
             if not predicted:
                 continue
             following, shown = self.next_round(model, state, last, done, rng, bool(pixels))
+            following = following.detach().lerp(following, self.through_time)
             played = rounds.scored[:, index, None, None, None, None]
             seen.append(following.where(played, context[:, index + 1]))
             if shown is not None and frames is not None:

@@ -22,6 +22,9 @@ NUM_LOOKED_AT = 40
 """Pairs of twins by which the size of what actions move is measured."""
 FEW_PIXELS, MAX_SIDE = 24, 128
 """Where an action changes fewer pixels, frames are larger, up to this side and to their recorded size."""
+SLOW_ROUNDS, ACTIONS_OF_SLOW = 3, 2
+"""Where an action shows after so many rounds or more, a round has several of them, each with its frame: what
+actions do is learned from single rounds first, and after one action those of a slow world hardly differ."""
 TWINS_SHARE = 0.05
 """Share of the time that recording twin futures may take, and branches the same."""
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -53,6 +56,10 @@ def main(argv: list[str]) -> None:
         actor = _actor(recipe)
     if actor is not None:
         print(f"actor      {actor}")
+        if actor.is_slow and facts.chunk_frames == 1:
+            action = {**facts.action, "per_round": ACTIONS_OF_SLOW}
+            facts = replace(facts, chunk_frames=ACTIONS_OF_SLOW, action=action)
+            recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", args.size or side)
     branches = twins_of(facts.train, BRANCHES)
     if branches is not None:  # half of what is trained on: more actions than a policy takes
         data = recipe.config.data
@@ -68,7 +75,9 @@ def main(argv: list[str]) -> None:
     print(f"frames     {width} x {height} pixels{scaled}")
     frame, seen = model.codec.cells, model.codec.cells // model.vision.merge**2
     print(f"model      {recipe.parameters / 1e6:.1f} M parameters, {frame} latent cells per frame")
-    print(f"round      {seen} vision tokens, the action and {model.num_queries} queries")
+    count = model.action.per_round
+    actions = "the action" if count == 1 else f"{count} actions, one for each frame,"
+    print(f"round      {seen} vision tokens, {actions} and {model.num_queries} queries")
     minutes = ", ".join(f"{name} {time / 60:.0f}" for name, time in recipe.seconds.items())
     print(f"time       about {sum(recipe.seconds.values()) / 60:.0f} minutes of steps ({minutes})")
     print(f"memory     about {recipe.memory / 2**30:.1f} GiB, without libraries")
@@ -88,6 +97,11 @@ class Actor:
     def is_small(self) -> bool:
         """Whether larger frames would show more of it."""
         return self.pixels < FEW_PIXELS
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next frames do not show yet what was done, as where an action changes a speed."""
+        return self.rounds >= SLOW_ROUNDS
 
     def __str__(self) -> str:
         when = "at once" if self.rounds == 1 else f"after {self.rounds:.0f} rounds"
@@ -178,11 +192,13 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
         "sample_every: 200          # images of what the model makes, in run_dir/samples",
         "model:",
         f"  fps: {model.fps}",
-        f"  chunk_frames: {model.chunk_frames}          # new frames per action: one round",
+        f"  chunk_frames: {model.chunk_frames}          # new frames of a round",
         f"  history_rounds: {model.history_rounds}        # rounds remembered",
         f"  context_latents: {model.context_latents}       # latent frames that show how things move",
         *(["  pace: on_action          # each recorded round has an action: the world waits for one"]
           if model.pace == "on_action" else []),
+        *(["  query_actions: true      # queries know keys and numbers before the backbone does"]
+          if model.query_actions else []),
         *([f"  query_merge: {model.query_merge}          # latent cells along each side that share a query"]
           if model.query_merge > 1 else []),
         *([f"  vision: {{merge: {model.vision.merge}}}      # and that share a vision token"]

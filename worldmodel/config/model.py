@@ -209,6 +209,9 @@ class WorldModelConfig:
     query_merge: int = 1
     """Without a vision encoder: number of latent cells along each side that share one query, whose hidden
     state the state head divides among them; 2 or more for frames of more than 64 pixels."""
+    query_actions: bool = False
+    """Whether the keys and numbers of a round's actions are also added to its queries. Otherwise the backbone
+    first has to learn to carry them there, which takes most of a short training."""
     context_latents: int = 1
     """Number of latent frames before a chunk that the generator continues, and the state head reads: with two
     or more it sees how things move, which one frame does not show. A codec of diffusers encodes them again,

@@ -18,8 +18,8 @@ FOLDER: Inside = "twins"
 BRANCHES: Inside = "branches"
 HISTORY: Mapping[Inside, int] = {FOLDER: 16, BRANCHES: 4}
 """Most steps before the moment that are kept."""
-STEPS = 10
-"""Steps after the moment, unless another number is chosen."""
+STEPS = 12
+"""Steps after the moment, unless another number is chosen: whole rounds of two, three or four actions."""
 
 
 def twins_of(source: SourceConfig, inside: Inside = FOLDER) -> SourceConfig | None:

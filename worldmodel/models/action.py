@@ -1,21 +1,49 @@
 """The action adapter: the actions of a round to tokens before the queries."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from worldmodel.actions import Action, ActionKind, Numbers, Rows, Words, action_kinds, resolve_camera_targets
+from worldmodel.actions import (
+    Action,
+    ActionKind,
+    Numbers,
+    Rows,
+    Words,
+    action_kinds,
+    resolve_camera_targets,
+)
+from worldmodel.actions.kind import Embedding
 from worldmodel.batch import to_device
 from worldmodel.config import ActionConfig
-from worldmodel.errors import InputError
+from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.backbone.causal_lm import Backbone
 
 TEXT_SLOT, SLOT = 32, 8
 """Action tokens are padded to a multiple of this, with or without texts, so that nearly all rounds have the
 same length."""
+
+
+@dataclass(frozen=True)
+class EncodedAction:
+    """The actions of a batch of rounds, as the backbone gets them."""
+
+    tokens: list[Float[Tensor, "_ d"]]
+    """Tokens of each round, in front of its queries."""
+    on_queries: Float[Tensor, "b d"] | None = None
+    """What is added to all queries of a round, if controls are (`query_actions`)."""
+
+    def rows(
+        self, tokens: Iterable[Float[Tensor, "m d"]], queries: Float[Tensor, "b q d"]
+    ) -> list[tuple[Float[Tensor, "_ d"], ...]]:
+        """Return the parts of every round: vision tokens, the action, queries."""
+        if self.on_queries is not None:
+            queries = queries + self.on_queries[:, None].to(queries)
+        return list(zip(tokens, self.tokens, queries, strict=True))
 
 
 class ActionAdapter(nn.Module):
@@ -25,10 +53,15 @@ class ActionAdapter(nn.Module):
     or `Numbers` has a table or a small network here, under its own name; texts use the backbone's table.
     """
 
-    def __init__(self, config: ActionConfig, width: int) -> None:
+    def __init__(self, config: ActionConfig, width: int, on_queries: bool = False) -> None:
+        """Build with random weights; `on_queries` is `query_actions` of the model.
+
+        Raises:
+            ConfigError: there are no keys and no numbers to add to the queries.
+        """
         super().__init__()
         self.config = config
-        self.kinds = tuple(kind for kind in action_kinds() if kind.name in config.kinds)
+        self.kinds = _kinds(config)
         self.embeddings = {kind.name: kind.embedding(config.kinds[kind.name]) for kind in self.kinds}
         has_words = any(isinstance(embedding, Words) for embedding in self.embeddings.values())
         self.slot = TEXT_SLOT if has_words else SLOT
@@ -44,6 +77,13 @@ class ActionAdapter(nn.Module):
         for table in self.children():
             if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=scale)
+        self.controls = _controls(self.embeddings)
+        """What an action holds of keys and numbers, by kind and name; numbers without names are counted."""
+        if on_queries and not self.controls:
+            raise ConfigError(
+                "model.query_actions adds keys and numbers to queries, but model.action has none; omit it."
+            )
+        self.to_queries = nn.Linear(config.per_round * len(self.controls), width) if on_queries else None
         self.new_weights = frozenset[str]()
         """Names of the weights that `adapted` found in another adapter in part or not at all."""
 
@@ -100,7 +140,15 @@ class ActionAdapter(nn.Module):
             mine, theirs = list(own.names), list(other.names)
             found |= {f"{kind.name}.weight": (0, mine, theirs)} if isinstance(own, Rows) else {}
             found |= {f"{kind.name}.0.weight": (1, mine, theirs)} if isinstance(own, Numbers) else {}
-        return found
+        others = {kind.name: kind.embedding(former.kinds[kind.name]) for kind in _kinds(former)}
+        mine, theirs = (
+            [(place, *control) for place in range(count) for control in controls]
+            for count, controls in (
+                (self.config.per_round, self.controls),
+                (former.per_round, _controls(others)),
+            )
+        )
+        return found | {"to_queries.weight": (1, mine, theirs)}
 
     def validate(self, action: Action, backbone: Backbone) -> list[list[int]]:
         """Check every part of an action; return the token ids of the text of each action in the round.
@@ -138,11 +186,31 @@ class ActionAdapter(nn.Module):
         """Return the actions of an episode's rounds as the model takes them: with motions of cameras."""
         return resolve_camera_targets([action.of_round(self.config.per_round) for action in actions])
 
-    def forward(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
+    def forward(self, actions: Sequence[Action], backbone: Backbone) -> EncodedAction:
         """Embed actions; the length of each (a multiple of `slot`) does not depend on the others.
 
         The camera's pose must be a motion: resolve targets first (`Action.relative_to`).
         """
+        tokens, on_queries = self._tokens(actions, backbone), None  # the tokens first: they check the actions
+        if self.to_queries is not None and actions:
+            held = self._moved(list(map(self._held, actions)), self.marker.dtype)
+            on_queries = self.to_queries(torch.stack(list(held)))
+        return EncodedAction(tokens, on_queries)
+
+    def _held(self, action: Action) -> list[float]:
+        """Return what the actions of a round hold of every one of `controls`, one action after the other."""
+        found: list[float] = []
+        for each in self._in_order(action):
+            for kind in self.kinds:
+                embedding = self.embeddings[kind.name]
+                if isinstance(embedding, Rows):
+                    pressed = self._features(kind, each)
+                    found += [float(row in pressed) for row in range(len(embedding.names))]
+                elif isinstance(embedding, Numbers):
+                    found += self._features(kind, each) or [0.0] * embedding.size
+        return found
+
+    def _tokens(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
         ids = [each for action in actions for each in self.validate(action, backbone)]
         every = [each for action in actions for each in self._in_order(action)]
         looked_up = [self._look_up(backbone.embed, ids)]
@@ -200,6 +268,22 @@ class ActionAdapter(nn.Module):
         """Embed rows of ids together: each look-up would have a gradient as large as the table."""
         (ids,) = self._moved([[each for row in rows for each in row]], torch.long)
         return table(ids).split([len(row) for row in rows])
+
+
+def _kinds(config: ActionConfig) -> tuple[ActionKind, ...]:
+    """Return the kinds of action that a model takes, in their order."""
+    return tuple(kind for kind in action_kinds() if kind.name in config.kinds)
+
+
+def _controls(embeddings: Mapping[str, Embedding]) -> list[tuple[str, str | int]]:
+    """Return the names of all keys and numbers, each after the name of its kind."""
+    found: list[tuple[str, str | int]] = []
+    for kind, embedding in embeddings.items():
+        if isinstance(embedding, Rows):
+            found += [(kind, name) for name in embedding.names]
+        elif isinstance(embedding, Numbers):
+            found += [(kind, name) for name in embedding.names or range(embedding.size)]
+    return found
 
 
 def _numbers_to_token(size: int, width: int) -> nn.Sequential:

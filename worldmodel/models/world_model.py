@@ -25,7 +25,7 @@ from worldmodel.actions import Action
 from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.diffusion.sampler import Chunk, Denoiser, StepCache
 from worldmodel.models import factory, text
-from worldmodel.models.action import ActionAdapter
+from worldmodel.models.action import ActionAdapter, EncodedAction
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.code import CodeSampling
 from worldmodel.models.conditioning import Codes, Condition, Prediction
@@ -54,7 +54,7 @@ class WorldModel(PretrainedModel):
         self.codec = factory.codec(config, folder)
         self.backbone = backbone
         self.vision = factory.vision(config, width, folder)
-        self.action = ActionAdapter(config.action, width)
+        self.action = ActionAdapter(config.action, width, config.query_actions)
         self.queries = nn.Parameter(torch.randn(config.num_queries, width) * scale)
         self.blank_latents = nn.Parameter(torch.randn(config.codec.latent_channels, *config.codec.grid) * 0.1)
         self.prompt_marker, self.answer_marker = (nn.Parameter(torch.randn(width) * scale) for _ in range(2))
@@ -124,7 +124,7 @@ class WorldModel(PretrainedModel):
         tokens = vision.tokens if history is None else vision.tokens + history[:, None].to(vision.tokens)
         return EncodedObservation(tokens, queries.expand(len(tokens), -1, -1), vision.cells)
 
-    def encode_action(self, actions: Sequence[Action]) -> list[Float[Tensor, "_ d"]]:
+    def encode_action(self, actions: Sequence[Action]) -> EncodedAction:
         """Map actions to tokens; an InputError says why the model does not take one."""
         return self.action(actions, self.backbone)
 
@@ -241,8 +241,7 @@ class WorldModel(PretrainedModel):
             history = self.state.history(codes.following().flatten(0, 1))
             code = codes.code.flatten(0, 1)
         seen = self.encode_observation(Observation(self.unseen(past), pixels), history)
-        taken = self.encode_action(flat)
-        parts = list(zip(seen.tokens, taken, seen.queries, strict=True))
+        parts = self.encode_action(flat).rows(seen.tokens, seen.queries)
         ends = torch.tensor([sum(map(len, each)) for each in parts]).view(batch, rounds).cumsum(dim=1)
         # One concatenation: a GPU computes it faster than the host could start one for every round.
         rows = list(torch.cat([part for each in parts for part in each]).split(ends[:, -1].tolist()))

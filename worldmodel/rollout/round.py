@@ -208,16 +208,19 @@ def prepare(model: WorldModel, worlds: Sequence[WorldState], actions: Sequence[A
     Raises:
         InputError: the model does not take one of the actions.
     """
-    histories: list[History] = []
     actions = [action.of_round(model.config.action.per_round) for action in actions]
     cameras = (camera for world in worlds for camera in world.cameras)
     resolved = [action.relative_to(camera) for action, camera in zip(actions, cameras, strict=True)]
-    taken = iter(model.encode_action(resolved))
-    observed = _encode(model, worlds)
-    for world, seen in zip(worlds, observed, strict=True):
-        for history, tokens, queries in zip(world.histories, seen.tokens, seen.queries, strict=True):
-            parts = tokens, next(taken), queries
-            histories.append((*remembered(history, model.config.history_rounds), torch.cat(parts)))
+    taken, observed = model.encode_action(resolved), _encode(model, worlds)
+    parts = taken.rows(
+        [tokens for seen in observed for tokens in seen.tokens],
+        torch.cat([seen.queries for seen in observed]),
+    )
+    before = (history for world in worlds for history in world.histories)
+    histories = (
+        (*remembered(history, model.config.history_rounds), torch.cat(each))
+        for history, each in zip(before, parts, strict=True)
+    )
     return RoundInputs(tuple(worlds), tuple(actions), tuple(histories))
 
 

@@ -24,7 +24,7 @@ from worldmodel.eval.table import Table
 from worldmodel.media import Frame, Frames
 
 STEPS = (1, 5, 10)
-"""Lengths of the films that are compared, in rounds."""
+"""Lengths of the films that are compared, in actions."""
 MAX_ROUNDS = 1000
 """Longest recorded twin, with its history."""
 
@@ -50,8 +50,14 @@ class Twins:
         """The frame of the moment."""
         return self.past[-1]
 
-    def first(self, rounds: int) -> "Twins":
-        """Return the same futures with their first rounds."""
+    @property
+    def steps_per_round(self) -> int:
+        """Number of actions of a round."""
+        return max(1, len(self.actions[0][0].chunk))
+
+    def first(self, steps: int) -> "Twins":
+        """Return the same futures with the rounds of their first actions."""
+        rounds = -(-steps // self.steps_per_round)
         one, other = self.actions
         mine, theirs = self.clips
         return replace(self, actions=(one[:rounds], other[:rounds]), clips=(mine[:rounds], theirs[:rounds]))
@@ -116,7 +122,8 @@ def twin_figures(
         subject: The model.
         pairs: Recorded twins.
         seed: Seed of the noise.
-        steps: Lengths of the films in rounds.
+        steps: Lengths of the films in actions. A film may end within a round, of which the rest then does not
+            count.
         forecasts: Whether the model makes a forecast that 0 denoising steps show.
         album: Where examples are kept.
         codec_alone: Whether the model is left out, of which only the codec is trained so far.
@@ -137,7 +144,7 @@ def twin_figures(
         truth = [_films(batch, which) for which in (0, 1)]
         verdicts: list[bool | None] = [None] * len(batch)
         for length in steps:
-            frames = length * len(batch[0].clips[0][0])
+            frames = length * len(batch[0].clips[0][0]) // batch[0].steps_per_round
             if truth[0].shape[1] < frames:
                 continue
             differ = [

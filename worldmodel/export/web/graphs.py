@@ -75,6 +75,8 @@ class RoundGraph(nn.Module):
         self.model = model
         self.table = nn.Parameter(_token_table(model))
         self.kinds = number_kinds(model)
+        rows = (len(each.names) for each in model.action.embeddings.values() if isinstance(each, Rows))
+        self.first_key = len(self.table) - sum(rows)
 
     def forward(
         self,
@@ -101,7 +103,10 @@ class RoundGraph(nn.Module):
         model = self.model
         history = None if code is None or model.state is None else model.state.history(code)
         seen = model.encode_observation(Observation(model.unseen(context)), history)
-        round_embeds = torch.cat([seen.tokens[0], self._embed(action, numbers), seen.queries[0]])
+        queries = seen.queries[0]
+        if model.action.to_queries is not None:
+            queries = queries + model.action.to_queries(self._held(action, numbers))
+        round_embeds = torch.cat([seen.tokens[0], self._embed(action, numbers), queries])
         given = torch.cat([prefix, round_embeds])[None]
         cache = DynamicCache([(layer[0], layer[1]) for layer in past.unbind(0)])
         first = past.shape[4]
@@ -142,6 +147,24 @@ class RoundGraph(nn.Module):
             self.kinds
         )
         return torch.where((action < rows)[:, None], tokens, F.embedding(chosen, made))
+
+    def _held(self, action: Int[Tensor, " n"], numbers: Float[Tensor, "k j"] | None) -> Float[Tensor, " a"]:
+        """Return what `ActionAdapter` reads of keys and numbers, from the rows of the table."""
+        adapter = self.model.action
+        count, keys = adapter.config.per_round, self.first_key
+        # A token is of the action whose marker was the newest, and padding of none.
+        markers = (action >= keys - count) & (action < keys)
+        owner = markers.long().cumsum(0)[None] == torch.arange(1, count + 1)[:, None]
+        held, kinds = [], iter(range(len(self.kinds)))
+        for embedding in adapter.embeddings.values():
+            if isinstance(embedding, Rows):
+                pressed = action[:, None] == keys + torch.arange(len(embedding.names))
+                held.append((owner.float() @ pressed.float()).clamp(max=1))
+                keys += len(embedding.names)
+            elif isinstance(embedding, Numbers):
+                assert numbers is not None, "there is a row for every kind of numbers"
+                held.append(numbers[next(kinds) :: len(self.kinds), : embedding.size])
+        return torch.cat(held, dim=1).flatten()
 
     def _size(self, kind: str) -> int:
         embedding = self.model.action.embeddings[kind]
