@@ -21,15 +21,17 @@ from worldmodel.config import (
     ValidationConfig,
 )
 from worldmodel.data.loader import Batch
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
 from worldmodel.eval.codec import Ceiling, ceiling
 from worldmodel.eval.metrics.psnr import psnr
+from worldmodel.media.tensors import to_tensor
 from worldmodel.models.codec.autoencoder import Codec
 from worldmodel.models.world_model import WorldModel
 from worldmodel.train import finetune
 from worldmodel.train.diagnostics import codec_ceiling
 from worldmodel.train.objectives.base import SampleRng, StageBatch
-from worldmodel.train.objectives.codec import CodecObjective
+from worldmodel.train.objectives.codec import CodecObjective, rarity_weight
 from worldmodel.train.run.log import read_metrics
 
 HELD_OUT = DataConfig(
@@ -102,6 +104,31 @@ def test_an_error_in_a_rare_colour_costs_more_than_in_a_frequent_one(
     assert rare / single == pytest.approx(8 / 10)  # at most 10
     assert often / ground == pytest.approx(2 * (751 / 1024) ** 0.5)
     assert pull[24:28, 24:28].sum() / pull.sum() > 4 * 16 / 1024  # of its share of the pixels
+
+
+def test_what_moves_has_a_loss_of_its_own(
+    make_model: Callable[..., WorldModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A square of 4 pixels moves by as many; errors elsewhere do not count, and others are its mean."""
+    model = make_model()
+    films = np.full((2, 8, 32, 32, 3), 40, np.uint8)
+    films[0, :, 8:12, 8:12] = films[1, :, 8:12, 12:16] = 230
+    films[1, :, 20:30, 20:30] = 60  # less than 32 grey levels are no motion
+    episode = Episode("one", (films[0], films[1]))
+    frames = to_tensor([films[0][:2], films[1][:2]])
+    where = torch.zeros(32, 32, dtype=torch.bool)
+    where[8:12, 8:16] = True
+    monkeypatch.setattr(CodecObjective, "frame_groups", lambda *_: [films[0][:2], films[1][:2]])
+    objective = CodecObjective(model)
+    inputs = objective.prepare(model, Batch(0, "rounds", (0,), [episode]), SampleRng([(0,)]))
+    assert inputs.counts["moving"] == 2 * 2 * int(where.sum())
+    made = frames.clone()
+    made[..., ~where] += 0.3
+    monkeypatch.setattr(Codec, "reconstruct", lambda codec, latents: made)
+    assert objective(model, inputs)["moving"] == 0
+    made[..., where] += 0.1
+    error = (rarity_weight(frames) * (0.1 + 2 * 0.1**2))[..., where].sum()
+    torch.testing.assert_close(objective(model, inputs)["moving"], error)
 
 
 def ceilings(run: Path) -> list[dict[str, Any]]:
