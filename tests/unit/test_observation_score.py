@@ -90,6 +90,19 @@ def test_a_folder_keeps_what_its_model_knows(model: WorldModel, image: np.ndarra
         WorldModel.from_pretrained(folder)
 
 
+def test_a_world_of_one_picture_knows_it(model: WorldModel, image: np.ndarray, tmp_path: Path) -> None:
+    """Its held-out states are those that they are compared with: no distance, and a folder that loads."""
+    model.known = known_observations(model, np.repeat(image[None], 40, axis=0))
+    try:
+        loaded = WorldModel.from_pretrained(model.save_pretrained(tmp_path / "saved", dtype=torch.float32))
+    finally:
+        model.known = None
+    assert score(loaded, image) == pytest.approx(1, abs=0.01)  # its codec is not trained: the error decides
+    assert (score(loaded, 255 - image) or 0) > 1
+    still = KnownObservations.of(torch.zeros(40), torch.ones(40, 8))
+    assert still is not None and still.error > 0 and still.distance > 0
+
+
 def test_one_in_a_hundred_held_out_frames_is_above_the_limit() -> None:
     errors, states = (
         torch.linspace(1, 2, 200),

@@ -15,6 +15,9 @@ SHARE = 0.99
 """Share of the held-out frames that a model knows by definition: the least likely ones may be faulty."""
 REFERENCE_SHARE = 0.75
 """Share of the frames whose states are kept to compare with; the others tell how far away known ones are."""
+LEAST_ERROR, LEAST_DISTANCE = 0.5, 0.01
+"""Least limits, in grey levels and relative to the norm of a state: of a world of few pictures all are known
+exactly, and rounding would be unlike them."""
 LEAST = 16
 """Fewer frames do not tell what a model knows."""
 
@@ -43,9 +46,10 @@ class KnownObservations:
         kept = int(REFERENCE_SHARE * len(states))
         # As in the file: a model that was loaded gives the same scores.
         states = states.bfloat16().float()
+        distance = float(_distances(states[kept:], states[:kept]).quantile(SHARE))
         return cls(
-            float(errors.quantile(SHARE)),
-            float(_distances(states[kept:], states[:kept]).quantile(SHARE)),
+            max(float(errors.quantile(SHARE)), LEAST_ERROR),
+            max(distance, LEAST_DISTANCE * float(states.norm(dim=1).mean())),
             states[:kept],
         )
 

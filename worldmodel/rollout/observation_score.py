@@ -25,10 +25,11 @@ def look(model: WorldModel, images: Images) -> tuple[Float[Tensor, " b"], RoundI
     The backbone makes the states of the latter (`states_of`).
     """
     pixels = to_tensor(list(images[:, None]), model.device)
-    decoded = model.decode(model.observe(pixels).latents)[:, :1].clamp(-1, 1)
+    latents = model.observe(pixels).latents
+    decoded = model.decode(latents)[:, :1].clamp(-1, 1)
     errors = rearrange((decoded - pixels).abs().float(), "b t c h w -> b (t c h w)").mean(dim=1) * 127.5
-    worlds = [WorldState.from_frames(model, image[None, None], (0,)) for image in images]
-    return errors, prepare(model, worlds, [Action()] * len(images))
+    world = WorldState.from_latents(model, latents, images[:, None], (0,) * len(images))
+    return errors, prepare(model, [world], [Action()] * len(images))
 
 
 def states_of(hidden: Float[Tensor, "b n d"]) -> Float[Tensor, "b d"]:
