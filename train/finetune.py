@@ -10,6 +10,7 @@ import argparse
 import gc
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -72,6 +73,8 @@ def main(argv: list[str]) -> None:
             print(f"model: {result}")
     if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
         distributed.leave()
+    elif signal.SIGINT in received:
+        raise KeyboardInterrupt  # the exit code of a command that Ctrl-C ended
 
 
 def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bool] = lambda: False) -> Path:

@@ -155,6 +155,16 @@ class Child:
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours)
         code = f"from {__name__} import run_child; run_child({self._target!r}, {theirs.fileno()})"
+        # Until `run_child` ignores it, Ctrl-C must not end the child while it imports what it needs.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # children inherit the mask
+        try:
+            self._popen(theirs, code)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with suppress(ClosedError):  # it has ended already, as `receive` will say
+            self.connection.send(self._arguments)
+
+    def _popen(self, theirs: socket.socket, code: str) -> None:
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, and fixed code
                 [sys.executable, "-P", "-c", code],
@@ -163,8 +173,6 @@ class Child:
                 stdout=self._stdout,
                 env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        with suppress(ClosedError):  # it has ended already, as `receive` will say
-            self.connection.send(self._arguments)
 
     @property
     def pid(self) -> int:
@@ -253,7 +261,8 @@ class _Raised:
 
 def run_child(target: str, descriptor: int) -> None:
     """Call the function of a child process; the connection is inherited."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also drops one that is pending
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     module, _, name = target.partition(":")
     end_of_pair = socket.socket(fileno=descriptor)
     connection = Connection(end_of_pair)

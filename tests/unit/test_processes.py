@@ -164,6 +164,16 @@ def test_ctrl_c_is_left_to_the_parent(start: Start) -> None:
     assert child.receive(30) == "still there"
 
 
+def test_ctrl_c_does_not_end_a_child_that_is_starting(start: Start) -> None:
+    children = [start("echo") for _ in range(4)]
+    for child in children:  # they have not imported anything yet
+        os.kill(child.pid, signal.SIGINT)
+    for child in children:
+        assert child.receive(60) == ()  # its arguments
+        child.send("still here")
+        assert child.receive(60) == "still here"
+
+
 def test_a_child_may_finish_before_it_is_ended(start: Start, tmp_path: Path) -> None:
     child = start("stop_on_sigterm", str(tmp_path / "done"))
     assert child.receive(30) == "ready"

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from worldmodel.train.trainer import Trainer
 
 HOLDING = """
 import sys, time
+from collections.abc import Callable
 from pathlib import Path
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.run import folder as run_folder
@@ -225,6 +228,27 @@ def test_a_stopped_run_is_not_called_a_model(
     monkeypatch.setattr(finetune, "train", lambda config, command, stop: train(config, command, lambda: True))
     assert main(["train", str(tmp_path / "mine.json")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("stopped; run the same command")
+
+
+def test_a_run_that_ctrl_c_stops_can_be_resumed_and_ends_with_130(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = dataclasses.replace(config, run_dir=str(tmp_path / "model"))
+    (tmp_path / "mine.json").write_text(json.dumps(configs.to_dict(run)))
+    train = finetune.train
+
+    def interrupted(config: TrainConfig, command: str, stop: Callable[[], bool]) -> Path:
+        signal.raise_signal(signal.SIGINT)
+        return train(config, command, stop)
+
+    monkeypatch.setattr(finetune, "train", interrupted)
+    assert main(["train", str(tmp_path / "mine.json")]) == 130
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1].startswith("stopped; run the same command")
+    assert captured.err.splitlines()[-1] == "interrupted"
+    monkeypatch.setattr(finetune, "train", train)
+    assert main(["train", str(tmp_path / "mine.json")]) == 0
+    assert (tmp_path / "model" / "model" / "config.json").is_file()
 
 
 def test_overrides_change_the_model_that_a_config_starts_from(model_folder: Path, tmp_path: Path) -> None:
