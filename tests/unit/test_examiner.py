@@ -178,6 +178,18 @@ def test_the_command_names_broken_episodes_and_draws_a_sheet(tmp_path: Path, cap
     assert main(["data", "check", str(tmp_path)]) == 2
 
 
+def test_a_sheet_shows_whole_frames_of_the_whole_episode(tmp_path: Path) -> None:
+    """A wide frame keeps its aspect, and the last of eight columns is the last frame."""
+    episode = moving(0)
+    frames = np.ascontiguousarray(episode.cameras["render"][:, :32])
+    frames[-1] = (255, 0, 255)
+    folder = stored(tmp_path / "set", [replace(episode, cameras={"render": frames})])
+    sheet = np.asarray(examiner.draw_sheet(examiner.open_examined(str(folder))))
+    rows, columns = np.nonzero((np.abs(sheet.astype(int) - (255, 0, 255)) < 40).all(-1))
+    assert columns.min() > sheet.shape[1] * 7 // 8 - 8
+    assert (np.ptp(columns) + 1, np.ptp(rows) + 1) == (128, 64)
+
+
 def test_a_layout_is_held_out_whole(tmp_path: Path) -> None:
     starts = [4, 24, 44]
     episodes = [moving(seed, start=starts[seed % 3]) for seed in range(9)]

@@ -1,4 +1,4 @@
-"""A picture of the first frames of some episodes, with their actions."""
+"""A picture of frames of some episodes, with their actions."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ MAX_TRIED = 100
 
 
 def draw_sheet(examined: Examined, episodes: int = 4, frames: int = 8, side: int = 128) -> Image.Image:
-    """Draw the first frames of some episodes, each with the action that follows it.
+    """Draw frames spread over some episodes, each with its step and the action that follows it.
 
     Raises:
         InputError: no episode can be read.
@@ -28,12 +28,16 @@ def draw_sheet(examined: Examined, episodes: int = 4, frames: int = 8, side: int
         except InputError:
             continue
         pictures = []
-        for number, clip in enumerate(episode.observations[:frames]):
+        last = len(episode.observations) - 1
+        for number in np.unique(np.linspace(0, last, frames).astype(int)).tolist():
+            clip = episode.observations[number]
             label = _label(episode.actions[number]) if number < len(episode.actions) else "end"
             height, width = (length * side // max(clip.shape[1:3]) for length in clip.shape[1:3])
             canvas = Image.new("RGB", (width, height + 18), (24, 26, 32))
             canvas.paste(Image.fromarray(clip[-1]).resize((width, height), Image.Resampling.NEAREST))
-            ImageDraw.Draw(canvas).text((2, height + 2), label[:20], fill=(226, 228, 234), font=font)
+            ImageDraw.Draw(canvas).text(
+                (2, height + 2), f"{number}: {label}"[:20], fill=(226, 228, 234), font=font
+            )
             pictures.append(np.array(canvas))
         rows.append(np.stack(pictures))
         words = next((action.text for action in episode.actions if action.text), "")
