@@ -1,6 +1,7 @@
 """The command line: results of every verb, and user errors with exit code 2."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,6 +124,41 @@ def test_info_counts_parameters(run: Callable[..., tuple[int, str, str]], model:
     code, out, _ = run("info", "MODEL")
     assert code == 0
     assert "M parameters" in out
+
+
+def test_info_prints_figures_where_asked(run: Callable[..., tuple[int, str, str]]) -> None:
+    short, long = (run("info", "shapes-tiny", *options)[1] for options in ((), ("--figures",)))
+    count = len(json.loads(run("info", "shapes-tiny", "--json")[1])["figures"])
+    assert f"{count} in the model card" in short and len(short.splitlines()) < 35
+    assert len(long.splitlines()) == len(short.splitlines()) + count and "|" not in long
+
+
+RUN_A_MODEL = ("rollout", "describe", "eval", "first-steps", "plan", "serve")
+
+
+@pytest.mark.parametrize("verb", RUN_A_MODEL)
+def test_verbs_that_run_a_model_have_one_option_for_its_device(
+    run: Callable[..., tuple[int, str, str]], verb: str
+) -> None:
+    (about,) = re.findall(r"--device DEVICE\s(.*?\))", run(verb, "--help")[1], flags=re.DOTALL)
+    assert " ".join(about.split()) == (
+        "device of the model, for example cpu or cuda (default: cuda if available)"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rollout", "frame.png", LEFT, "--model", "MODEL"),
+        ("describe", "frame.png", "--model", "MODEL"),
+        ("first-steps", "--model", "MODEL"),
+        ("plan", "MODEL", "--start", "frame.png", "--goal", "frame.png"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_the_device_is_that_of_the_option(run: Callable[..., tuple[int, str, str]], words: tuple) -> None:
+    code, _, err = run(*words, "--device", "abacus")
+    assert code == 2 and "'abacus'" in err
 
 
 @pytest.mark.parametrize("name", ["minigrid-doorkey", "shapes-memory", "shapes-smol", "shapes-tiny"])

@@ -343,6 +343,9 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
     assert "report:" in shown
     results = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert results["figures"]["speed"]["fps"]["value"] > 0
+    assert main([*argv, "--report", str(tmp_path / "second")]) == 0
+    said = capsys.readouterr().err.splitlines()  # not a terminal
+    assert said[0].startswith("evaluating random") and sum(": measured after" in line for line in said) >= 5
     assert set(results["settings"]) >= {"seed", "num_samples", "rounds", "num_inference_steps"}
     page = (report / "index.html").read_text()
     assert "$" not in page
@@ -364,6 +367,26 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
     assert len(text.split()) <= 900  # a card of all 40 figures; those of one world have fewer
     assert text.count("| Figure |") == 1
     assert model_card(runs, "shapes-tiny", SUITE.card)
+
+
+def test_an_interrupted_evaluation_leaves_what_it_measured(
+    model: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    model.save_pretrained(tmp_path / "random")
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("worldmodel.eval.suite.speed", interrupted)  # the last part
+    argv = ["eval", "random", "--num-samples", "1", "--rounds", "1"]
+    assert main(argv) == 130
+    page = (tmp_path / "outputs" / "eval-random" / "index.html").read_text()
+    assert "Held-out combinations" in page
+    # A split has a report of its own.
+    assert main([*argv, "--split", "held-out"]) == 0
+    assert "eval-random-held-out" in capsys.readouterr().out
+    assert (tmp_path / "outputs" / "eval-random" / "index.html").read_text() == page
 
 
 def test_the_card_of_a_saved_model_has_the_measured_figures(

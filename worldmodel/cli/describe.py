@@ -3,6 +3,7 @@
 from worldmodel.actions.words import say
 from worldmodel.cli.model import (
     add_base_option,
+    add_device_option,
     add_observation_option,
     check_files,
     check_observation,
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> None:
     option(parser, "--after", "a later observation: infer the action between", metavar="OBSERVATION")
     parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
     add_observation_option(parser)
+    add_device_option(parser)
     add_base_option(parser)
     args = parser.parse_intermixed_args(argv)
     if args.question is not None and args.after is not None:
@@ -36,7 +38,7 @@ def main(argv: list[str]) -> None:
             f"The question {args.question!r} and --after exclude each other; leave one of them out."
         )
     check_files(args.observation, args.after)
-    session = load_model(args.model, base=args.base).session()
+    session = load_model(args.model, base=args.base, device=args.device).session()
     session.reset(args.observation)
     check_observation(session, args.max_observation_score)
     if args.after is not None:

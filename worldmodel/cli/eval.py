@@ -1,10 +1,20 @@
 """`worldmodel eval`: evaluate a model and write a report."""
 
 import json
+import re
 import sys
+import time
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
-from worldmodel.cli.model import add_base_option, add_inference_options, check_model, load_model
+from worldmodel.cli.model import (
+    add_base_option,
+    add_device_option,
+    add_inference_options,
+    check_model,
+    load_model,
+)
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.cli.suite import add_data_options, chosen_suite
 from worldmodel.errors import InputError
@@ -22,7 +32,7 @@ def main(argv: list[str]) -> None:
     from worldmodel.models.loading import model_folder
 
     name = Path(args.model).resolve().name
-    folder = check_folder(args.report or Path("outputs", f"eval-{name}"))
+    folder = check_folder(args.report or Path("outputs", "-".join(["eval", name, *_kind(args)])))
     if args.json and Path(args.json).expanduser().is_dir():
         raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
     config = model_folder.read_config(model_folder.resolve(args.model))
@@ -31,8 +41,19 @@ def main(argv: list[str]) -> None:
     )
     settings, suite = chosen_suite(args, config, settings)
     check_settings(suite, settings)
-    model = load_model(args.model, args, args.base)
-    results = evaluate(model, settings, suite, progress=sys.stderr.isatty() or args.progress)
+    model = load_model(args.model, args, args.base, args.device)
+    progress = sys.stderr.isatty() or args.progress
+    started = time.monotonic()
+
+    def keep(part: str, results: dict[str, Any]) -> None:
+        """Write the report so far, which stays if the evaluation is interrupted."""
+        write_report(results | {"model": name}, folder)
+        if not progress:
+            print(f"{part}: measured after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+    if not progress:
+        print(f"evaluating {name}; what is measured is kept in {folder}", file=sys.stderr, flush=True)
+    results = evaluate(model, settings, suite, progress, measured=keep)
     results["model"] = name
     page = write_report(results, folder)
     if args.json:
@@ -42,6 +63,12 @@ def main(argv: list[str]) -> None:
         if not table.details:
             print(f"{table.title}. {table.about}".rstrip(), table.text(), "", sep="\n")
     print(f"report: {page}")
+
+
+def _kind(args: Namespace) -> list[str]:
+    """Return what tells the report of a part or of own episodes from that of all figures."""
+    chosen = args.split or (args.data and Path(args.data).name)
+    return [re.sub(r"[^\w.]+", "-", chosen).strip("-")] if chosen else []
 
 
 def _parser() -> Parser:
@@ -74,10 +101,16 @@ def _parser() -> Parser:
         metavar="NAME",
         repeated=True,
     )
+    add_device_option(parser)
     add_base_option(parser)
     add_inference_options(parser)
     option(parser, "--json", "also write all figures to a JSON file", metavar="FILE")
-    option(parser, "--report", "folder of the report (default: outputs/eval-MODEL)", metavar="FOLDER")
+    option(
+        parser,
+        "--report",
+        "folder of the report, written part by part (default: outputs/eval-MODEL[-SPLIT|-SOURCE])",
+        metavar="FOLDER",
+    )
     option(parser, "--seed", "equal seeds give equal samples", 1234, kind=seed_number)
     option(parser, "--num-inference-steps", "denoising steps (default: the model's)", kind=int)
     parser.add_argument(

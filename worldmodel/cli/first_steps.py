@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from worldmodel.cli.model import load_model
+from worldmodel.cli.model import add_device_option, load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.io import staged_files
 
@@ -17,12 +17,13 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--model", default="shapes-tiny", help=MODEL_HELP)
     option(parser, "--out", "output folder", "outputs/first-steps", metavar="FOLDER")
+    add_device_option(parser)
     args = parser.parse_args(argv)
 
     from worldmodel.demo.first_steps import first_steps
 
     with staged_files(args.out) as staged:
-        written = first_steps(load_model(args.model), staged)
+        written = first_steps(load_model(args.model, device=args.device), staged)
     print("\nWrote:")
     for name, description in written.items():
         print(f"  {Path(args.out) / name!s:40s} {description}")

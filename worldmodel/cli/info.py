@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     if args.overrides:
         raise InputError(f"{args.overrides[0]!r} is a setting, which needs --plan; leave it out.")
     facts = model_facts(args.model)
-    print(json.dumps(facts, indent=2) if args.json else _as_text(facts))
+    print(json.dumps(facts, indent=2) if args.json else _as_text(facts, args.figures))
 
 
 def _parser() -> Parser:
@@ -47,7 +47,8 @@ def _parser() -> Parser:
         default="shapes-tiny",
         help="name or folder of a model (default: %(default)s); with --plan, a training config",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON, with all figures")
+    parser.add_argument("--figures", action="store_true", help="also print the figures of the model card")
     parser.add_argument(
         "--plan",
         action="store_true",
@@ -75,7 +76,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _as_text(facts: dict[str, Any]) -> str:
+def _as_text(facts: dict[str, Any], figures: bool) -> str:
     lines = [f"{facts['name']}  ({facts['folder']})"]
     for name, size in facts["components"].items():
         lines.append(
@@ -85,7 +86,7 @@ def _as_text(facts: dict[str, Any]) -> str:
         lines.append(f"base model: {facts['base_model']}, to which the weights of the backbone are added")
     used = ", ".join(facts["experiments"]) or "none"
     lines.append(f"experiments: {used} (what is not an experiment is the stable surface)")
-    for key in ("about", "actions", "frames", "tasks", "license", "figures"):
+    for key in ("about", "actions", "frames", "tasks", "license"):
         value = facts[key]
         if isinstance(value, dict):
             lines.append(f"{key}:")
@@ -93,6 +94,15 @@ def _as_text(facts: dict[str, Any]) -> str:
                 lines.append(f"  {name:24s} {', '.join(map(str, item)) if isinstance(item, list) else item}")
         else:
             lines.append(f"{key}: {', '.join(value) if isinstance(value, list) else value or 'not stated'}")
+    if not figures:
+        return "\n".join(
+            [*lines, f"figures: {len(facts['figures'])} in the model card (--figures prints them)"]
+        )
+    lines.append("figures:")
+    width = max(map(len, facts["figures"]), default=0)
+    for name, row in facts["figures"].items():
+        first, *others = [cell for cell in row.split(" | ") if cell]
+        lines.append(f"  {name:{width}s}  {first:22s}  {'  '.join(others)}".rstrip())
     return "\n".join(lines)
 
 

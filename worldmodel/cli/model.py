@@ -13,20 +13,26 @@ if TYPE_CHECKING:
     from worldmodel.rollout import Session
 
 
-def load_model(name: str, options: argparse.Namespace | None = None, base: str | None = None) -> "WorldModel":
+def load_model(
+    name: str,
+    options: argparse.Namespace | None = None,
+    base: str | None = None,
+    device: str | None = None,
+) -> "WorldModel":
     """Load a model by name or path, prepared by the options of `add_inference_options`.
 
-    `base` is the folder of its base language model, if it has one that is not found otherwise.
+    `base` is the folder of its base language model, if it has one that is not found otherwise; `device` is
+    what `add_device_option` reads.
 
     Raises:
         ModelError: there is no such model, or its files are damaged.
-        ConfigError: an option is out of range or not available.
+        ConfigError: an option is out of range, or the device is not available.
     """
     check_model(name)  # before PyTorch is imported, which takes seconds
     from worldmodel.models.world_model import WorldModel
 
     quiet_transformers()
-    model = WorldModel.from_pretrained(name, base=base)
+    model = WorldModel.from_pretrained(name, device=chosen_device(device), base=base)
     if options is not None:
         from worldmodel.models.inference import optimize
 
@@ -56,6 +62,18 @@ def check_files(*paths: str | None) -> None:
         # A URL has a message of its own, when it is read.
         if path is not None and "://" not in path and not os.path.exists(os.path.expanduser(path)):
             raise InputError(f"There is no file {path!r}; check the path.")
+
+
+def add_device_option(parser: "argparse._ActionsContainer") -> None:
+    """Add the option that says where a model runs, with the default of every verb."""
+    option(parser, "--device", "device of the model, for example cpu or cuda (default: cuda if available)")
+
+
+def chosen_device(name: str | None) -> str:
+    """Return the device of `--device`, or the default: CUDA where it is available."""
+    import torch
+
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def add_base_option(parser: "argparse._ActionsContainer") -> None:

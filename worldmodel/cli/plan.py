@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldmodel.cli.model import add_base_option, check_observation
+from worldmodel.cli.model import add_base_option, add_device_option, check_observation, load_model
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.cli.record import env_arg
 from worldmodel.config.imports import import_callable
@@ -23,7 +23,6 @@ def main(argv: list[str]) -> None:
         raise InputError("Pass either --start IMAGE or --env ENV_ID.")
     if args.goal is not None and args.reward is not None:
         raise InputError("Pass either --goal IMAGE or --reward MODULE:NAME.")
-    from worldmodel.models.world_model import WorldModel
     from worldmodel.planning import GoalImage, PlanSettings, Return
 
     reward = None if args.reward is None else import_callable("reward", args.reward)
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> None:
         seed=args.seed,
         risk=args.risk,
     )
-    model = WorldModel.from_pretrained(args.model, device=args.device, base=args.base)
+    model = load_model(args.model, base=args.base, device=args.device)
     size = model.config.codec.image_size
     objective = GoalImage(args.goal, size) if args.goal else Return(reward, args.discount)
     if args.env:
@@ -203,7 +202,7 @@ def _add_search_options(parser: Parser) -> None:
     option(
         search, "--seed", "seed of the search, the world and the episodes (default: 0)", 0, kind=seed_number
     )
-    option(search, "--device", "device of the model (default: cpu)")
+    add_device_option(search)
 
 
 def _add_places(parser: Parser) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from worldmodel.actions import control_kinds
 from worldmodel.cli.model import (
     add_base_option,
+    add_device_option,
     add_inference_options,
     add_observation_option,
     check_files,
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> None:
     check_model(args.model)
     actions = _actions(words, args.actions, args.rounds)
     with staged_files(args.out) as staging:
-        model = load_model(args.model, args, args.base)
+        model = load_model(args.model, args, args.base, args.device)
         for action in actions:
             model.action.validate(action, model.backbone)
         session = model.session(
@@ -90,6 +91,7 @@ def _parser() -> Parser:
         metavar="TEXT",
     )
     add_observation_option(parser)
+    add_device_option(parser)
     add_base_option(parser)
     add_inference_options(parser)
     return parser

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worldmodel.cli.config import field_docs
-from worldmodel.cli.model import add_base_option, check_model, quiet_transformers
+from worldmodel.cli.model import add_base_option, add_device_option, check_model, quiet_transformers
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.errors import ConfigError, InputError, ModelError, pip_install
 from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
@@ -140,7 +140,7 @@ def _parser() -> Parser:
         default="auto",
         help="engine that runs the backbone; auto uses vLLM if it is installed (default: %(default)s)",
     )
-    option(parser, "--device", "device of the model, for example cpu or cuda (default: cuda if available)")
+    add_device_option(parser)
     option(
         parser,
         "--adapter",

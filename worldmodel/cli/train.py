@@ -1,5 +1,7 @@
 """`worldmodel train`: train or fine-tune a model."""
 
+import os
+
 from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 
 
@@ -19,7 +21,18 @@ def main(argv: list[str]) -> None:
         help="a YAML file, or the name of a shipped config (see `worldmodel config`)",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=OVERRIDES_HELP)
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="cuda takes one GPU for each process (default: cuda if available)",
+    )
     args = parser.parse_args(argv)
+    if args.device == "cpu":  # read when PyTorch first looks for GPUs, here and in processes that are started
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif args.device == "cuda":
+        from worldmodel.models.loading.model_folder import available_device
+
+        available_device(args.device)
 
     from worldmodel.train import finetune
 

@@ -13,7 +13,8 @@ from worldmodel.config import WorldModelConfig
 from worldmodel.errors import InputError
 from worldmodel.eval.charts import Chart
 from worldmodel.eval.examples import Album
-from worldmodel.eval.goals import Goal, measured
+from worldmodel.eval.goals import Goal
+from worldmodel.eval.goals import measured as measured_goals
 from worldmodel.eval.metrics import get_metric, metric_names
 from worldmodel.eval.runner import ModelSubject, Subject
 from worldmodel.eval.speed import UNITS as SPEED_UNITS
@@ -146,6 +147,7 @@ def evaluate(
     suite: EvalSuite,
     progress: bool = False,
     only: Callable[[str], bool] | None = None,
+    measured: Callable[[str, dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Measure a model.
 
@@ -155,6 +157,7 @@ def evaluate(
         suite: The suite, such as the one of the model's world (`worldmodel.worlds.suite_of`).
         progress: Whether to show a progress bar.
         only: Chooses parts by their names; by default all.
+        measured: Called after every part with its name and the results so far.
 
     Returns:
         Plain values for JSON: `figures` (every rate as value, low, high, n), `tables` and `charts` made from
@@ -182,6 +185,20 @@ def evaluate(
     figures: dict[str, Any] = {}
     tables: list[Table] = []
     charts: list[Chart] = []
+
+    def results() -> dict[str, Any]:
+        about = "Ranges are 95 % intervals."
+        goals = Table("Figures and goals", measured_goals(suite.goals, figures), about)
+        return {
+            "format": FORMAT,
+            "settings": asdict(settings),
+            "machine": machine(),
+            "figures": figures,
+            "tables": [table.to_json() for table in (goals, *tables) if table.rows],
+            "charts": [chart.to_json() for chart in charts],
+            "examples": album.entries(),
+        }
+
     with bar:
         for part in parts:
             bar.set_description(part.name.replace("/", ": ").replace("_", " "))
@@ -193,16 +210,9 @@ def evaluate(
             group[name] = found
             tables += _all_figures(part.name, found) if part.tables is None else part.tables(found)
             charts += [] if part.charts is None else part.charts(found)
-    goals = Table("Figures and goals", measured(suite.goals, figures), "Ranges are 95 % intervals.")
-    return {
-        "format": FORMAT,
-        "settings": asdict(settings),
-        "machine": machine(),
-        "figures": figures,
-        "tables": [table.to_json() for table in (goals, *tables) if table.rows],
-        "charts": [chart.to_json() for chart in charts],
-        "examples": album.entries(),
-    }
+            if measured is not None:
+                measured(part.name, results())
+    return results()
 
 
 def _all_figures(name: str, found: Any) -> list[Table]:
