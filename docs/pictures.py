@@ -2,9 +2,10 @@
 
     python docs/pictures.py
 
-`worlds.gif`: four worlds played at once, each above the action that steers it. `chance.png`: the possible
-futures that the state of shapes-chance foresees, beside the true ones. It needs MiniGrid
-(`pip install ".[gym]" minigrid`), whose first frame and actions one world takes.
+`worlds/NAME.png`: five rounds of each shipped world above their actions. `worlds.gif`: four worlds played
+at once, each above the action that steers it. `chance.png`: the possible futures that the state of shapes-
+chance foresees, beside the true ones. It needs MiniGrid (`pip install ".[gym]" minigrid`), whose first
+frame and actions one world takes.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,13 @@ TINY = (
     "the red ball explodes",
 )
 CHANCE = ("the red ball wanders off", "the wind blows", "the blue box wanders off", "everything scatters") * 2
+SMOL = (
+    "the red ball leaps",
+    "the red ball goes to the right",
+    "enlarge the blue box",
+    "paint the yellow triangle green",
+    "get rid of the red ball",
+)
 MEMORY = (
     "hide the red ball",
     "the blue box moves up",
@@ -112,6 +120,20 @@ def draw(panels: Sequence[Panel]) -> list[Image.Image]:
     return pictures
 
 
+def draw_strip(panel: Panel, rounds: int = 5) -> Image.Image:
+    """Draw the last frame of every round of a world beside each other, each above its action."""
+    font = ImageFont.load_default(size=13)
+    picture = Image.new("RGB", (GAP + rounds * (SIDE + GAP), SIDE + CAPTION + 2 * GAP), BACKGROUND)
+    pen = ImageDraw.Draw(picture)
+    for number in range(rounds):
+        left = GAP + number * (SIDE + GAP)
+        shown = Image.fromarray(panel.clips[number][-1])
+        picture.paste(shown.resize((SIDE, SIDE), Image.Resampling.NEAREST), (left, GAP))
+        words = wrapped(panel.captions[number], pen, font)
+        pen.multiline_text((left, GAP + SIDE + 5), words, fill=TEXT, font=font)
+    return picture
+
+
 def draw_futures() -> Image.Image:
     """Draw a row for each kind of uncertain act: the start, the true outcomes, and the futures foreseen.
 
@@ -156,6 +178,14 @@ def wrapped(text: str, pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | Ima
     return "\n".join(lines)
 
 
+def draw_strips(panels: Sequence[Panel]) -> None:
+    """Write a picture of every world, for the page that lists them."""
+    folder = ROOT / "docs" / "assets" / "worlds"
+    folder.mkdir(exist_ok=True)
+    for panel in panels:
+        draw_strip(panel).save(folder / f"{panel.title.partition(':')[0]}.png", optimize=True)
+
+
 def main() -> None:
     """Play the worlds and write the pictures."""
     draw_futures().save(ROOT / "docs" / "assets" / "chance.png", optimize=True)
@@ -166,6 +196,7 @@ def main() -> None:
         play("shapes-memory", start, MEMORY, "shapes-memory: a memory"),
         doorkey(),
     ]
+    draw_strips([*panels, play("shapes-smol", start, SMOL, "shapes-smol: paraphrases")])
     pictures = draw(panels)
     # One palette for all pictures, so that colours stay what they are.
     sample = Image.fromarray(np.concatenate([np.asarray(picture) for picture in pictures[::FRAMES]]))

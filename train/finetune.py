@@ -81,7 +81,7 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
     """Train every stage and export the model, which the first process writes while the others end.
 
     Args:
-        config: The run.
+        config: The run, as `load_config` returns it; without `model`, the settings are those of `init_from`.
         command: The command line that started it, which is stored with the run and in the model card.
         stop: Asked after every step whether to save a checkpoint and return.
 
@@ -93,7 +93,7 @@ def train(config: TrainConfig, command: str | None = None, stop: Callable[[], bo
             with other settings, or the gradient is not finite.
         OutputError: the run's folder cannot be written, or another run uses it.
     """
-    config = with_action_spec(config)
+    config = with_action_spec(settings.resolve_model(config))
     settings.check_stages(config)
     record_collectives()  # before the first process group, which would not be recorded
     mesh = distributed.init(config)
