@@ -25,7 +25,7 @@ def source_text() -> str:
 
 def messages() -> list[str]:
     page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `(.+?)` \|", page, flags=re.MULTILINE)
+    return re.findall(r"^- `(.+?)`  $", page, flags=re.MULTILINE)
 
 
 def test_messages_of_the_troubleshooting_page_are_in_the_source() -> None:
