@@ -16,6 +16,11 @@ def main(argv: list[str]) -> None:
     """Run one of the two."""
     args = _parser().parse_args(argv)
     if args.what == "check":
+        if args.fix:
+            fix(args.source, args.others, args.fix, args.fix_only, args.fix_also)
+            return
+        if args.fix_only or args.fix_also:
+            raise InputError("--fix-only and --fix-also say what --fix DIR repairs; name the folder.")
         check(args.source, args.others, args.episodes, args.sheet, args.json)
         return
     if args.others:
@@ -57,6 +62,33 @@ def check(source: str, others: Sequence[str], most: int, sheet: str, as_json: bo
         write_image(examiner.draw_sheet(found[source].examined), sheet)
         if not as_json:
             print(f"contact sheet: {sheet}")
+
+
+def fix(source: str, others: Sequence[str], folder: str, only: str = "", also: str = "") -> None:
+    """Examine all episodes of a source, write a repaired copy, and print what was done.
+
+    Args:
+        source: A source of any kind.
+        others: Further ones, which a repair cannot have.
+        folder: New folder of the copy, a LeRobot dataset.
+        only: Kinds of faults that are repaired, with commas between them, in place of those that are sure.
+        also: Kinds that are repaired beside these.
+
+    Raises:
+        InputError: There is no such source or kind, or no episode would be left.
+        OutputError: The folder has something in it, lies in the source, or cannot be written.
+    """
+    from worldmodel.data import examiner
+    from worldmodel.recording.repair import REPORT, chosen_fixes, repair
+
+    if others:
+        raise InputError(f"A repair is of one source, not also of {others[0]!r}.")
+    fixes = chosen_fixes(only, also)
+    with tqdm(unit=" episodes", leave=False, disable=None) as bar:
+        found = examiner.examine(examiner.open_examined(source), 0, lambda done: bar.update(done - bar.n))
+        bar.reset(len(found.measures))
+        done = repair(found, folder, fixes, lambda done: bar.update(done - bar.n))
+    print(f"{done.as_text()}\nreport: {Path(folder).expanduser() / REPORT}")
 
 
 def divide(source: str, share: float = 0.1, by: str = "episode", seed: int = 0, force: bool = False) -> None:
@@ -122,6 +154,9 @@ def _parser() -> Parser:
     option(parser, "--episodes", "check: episodes that are read, spread over the source; 0: all", 1000)
     parser.add_argument("--json", action="store_true", help="check: print JSON")
     option(parser, "--sheet", "check: picture", "contact_sheet.png", metavar="FILE")
+    option(parser, "--fix", "check: write a repaired copy, a LeRobot dataset", "", metavar="DIR")
+    option(parser, "--fix-only", "--fix: repair these kinds of faults only", "", metavar="KIND,…")
+    option(parser, "--fix-also", "--fix: repair these suspicions, too, such as lag", "", metavar="KIND,…")
     parser.add_argument(
         "--share", type=float, default=0.1, help="split: share of episodes (default: %(default)s)"
     )

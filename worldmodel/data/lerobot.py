@@ -159,11 +159,16 @@ class LeRobotDataset:
     @property
     def shape(self) -> tuple[int, int]:
         """Height and width of its frames in pixels; of several cameras, of all tiles together."""
-        height, width = self.info["features"][self.camera]["shape"][:2]
-        if self.info["features"][self.camera].get("names", [""])[0] in ("channel", "channels", "rgb", "c"):
-            height, width = self.info["features"][self.camera]["shape"][1:3]
+        height, width = self.shape_of(self.camera)
         rows, columns = grid(len(self.cameras))
-        return int(height) * rows, int(width) * columns
+        return height * rows, width * columns
+
+    def shape_of(self, camera: str) -> tuple[int, int]:
+        """Return height and width of the frames of a camera in pixels."""
+        feature = self.info["features"][camera]
+        first = (feature.get("names") or [""])[0] in ("channel", "channels", "rgb", "c")
+        height, width = feature["shape"][int(first) :][:2]
+        return int(height), int(width)
 
     def open(self, path: str) -> Any:
         """Open a file of the dataset.

@@ -27,6 +27,8 @@ class RecordedEpisode:
     """Task of the episode in words."""
     infos: tuple[Mapping[str, Any], ...] = ()
     """JSON values that the environment reported with each frame: after `reset`, then after every step."""
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Rows of further columns, `[t + 1]` or `[t + 1, numbers]`."""
 
 
 class Recordable(Protocol):
@@ -50,7 +52,7 @@ class Recordable(Protocol):
 class RecordingFormat:
     """Settings that all episodes of a recording share."""
 
-    fps: int
+    fps: float
     specs: tuple[ActionSpec, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the recording as plain values; a folder goes on only with equal ones."""
@@ -58,3 +60,5 @@ class RecordingFormat:
     """Frames that follow one action."""
     has_rewards: bool = True
     """Whether rewards and ends are known."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns by name, as features of a LeRobot dataset: `dtype`, `shape` and `names`."""

@@ -155,7 +155,12 @@ class LeRobotStore:
             "splits": {"train": f"0:{self.done}"},
             "data_path": DATA_PATH,
             "video_path": VIDEO_PATH,
-            "features": {**self.features, **({"action": action} if specs else {}), **plain},
+            "features": {
+                **self.features,
+                **({"action": action} if specs else {}),
+                **self.format.columns,
+                **plain,
+            },
             "worldmodel": {
                 "action_spec": [spec.as_dict() for spec in specs],
                 "recording": self.format.settings,
@@ -310,7 +315,15 @@ def _schema(format: RecordingFormat) -> Any:
     action = {"action": pa.list_(pa.float32(), num_numbers) if num_numbers > 1 else pa.float32()}
     types = {"bool": pa.bool_(), "float32": pa.float32(), "int64": pa.int64(), "string": pa.string()}
     plain = {name: types[kind] for name, kind in _plain(format).items()}
-    return pa.schema([*(action if num_numbers else {}).items(), *plain.items()])
+    others = {name: _column_type(feature) for name, feature in format.columns.items()}
+    return pa.schema([*(action if num_numbers else {}).items(), *others.items(), *plain.items()])
+
+
+def _column_type(feature: Mapping[str, Any]) -> Any:
+    """Return the type of a further column, whose rows are numbers or flat lists of them."""
+    plain = pa.type_for_alias(feature["dtype"])
+    size = int(np.prod(feature["shape"]))
+    return plain if size == 1 else pa.list_(plain, size)
 
 
 def _columns(
@@ -339,7 +352,9 @@ def _columns(
     }
     if numbers.shape[1]:
         columns["action"] = list(numbers) if numbers.shape[1] > 1 else numbers[:, 0]
-    return {name: rows for name, rows in columns.items() if name in ("action", *_plain(store.format))}
+    columns |= {name: list(rows) for name, rows in episode.columns.items()}
+    wanted = ("action", *store.format.columns, *_plain(store.format))
+    return {name: rows for name, rows in columns.items() if name in wanted}
 
 
 def _episode_statistics(episode: RecordedEpisode, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -79,12 +79,22 @@ class Examination:
     infos: dict[str, MediaInfo] = field(default_factory=dict)
     broken: list[tuple[str, str]] = field(default_factory=list)
     """Names of episodes that cannot be used, and why."""
-    numbers: list[int] = field(default_factory=list)
-    """Numbers of all episodes that were looked at."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Names of all episodes that were looked at, by their numbers; no two are equal."""
 
     def report(self) -> Report:
         """Return what is in the source."""
         return _report(self)
+
+    def without(self, names: Collection[str]) -> "Examination":
+        """Return what was read of the other episodes."""
+        return Examination(
+            self.examined,
+            [each for each in self.measures if each.name not in names],
+            {name: info for name, info in self.infos.items() if name not in names},
+            [(name, reason) for name, reason in self.broken if name not in names],
+            {number: name for number, name in self.names.items() if name not in names},
+        )
 
 
 def examine(
@@ -102,18 +112,21 @@ def examine(
         limit_s: seconds after which no further episode is read.
     """
     found, began = Examination(examined), time.monotonic()
+    used: set[str] = set()
     for number, recipe in examined.recipes(most):
         if time.monotonic() - began > limit_s:
             break
-        found.numbers.append(number)
+        name = recipe.name if recipe.name not in used else f"{recipe.name} (number {number})"
+        used.add(name)
+        found.names[number] = name
         try:
             episode = examined.read(recipe, number)
-            found.measures.append(measure(episode, examined.specs, recipe.texts))
+            found.measures.append(replace(measure(episode, examined.specs, recipe.texts), name=name))
             if info := media_info(recipe):
-                found.infos[recipe.name] = info
+                found.infos[name] = info
         except InputError as error:
-            found.broken.append((recipe.name, str(error).removeprefix(f"{recipe.name}: ")))
-        progress(len(found.numbers))
+            found.broken.append((name, str(error).removeprefix(f"{recipe.name}: ")))
+        progress(len(found.names))
     return found
 
 
@@ -136,7 +149,7 @@ def glance(data: DataConfig) -> Iterator[str]:
 
 def _report(found: Examination) -> Report:
     examined, episodes = found.examined, found.measures
-    report = Report(examined.fps, len(found.numbers), examined.source.size)
+    report = Report(examined.fps, len(found.names), examined.source.size)
     report.lengths = [each.length for each in episodes]
     report.broken = [f"{name}: {reason}" for name, reason in found.broken]
     _count(report, episodes)
@@ -149,7 +162,7 @@ def _report(found: Examination) -> Report:
     report.information = dict(placed.information)
     shifted = lag_findings(usable, placed)
     report.findings = [
-        *grouped(found.broken, len(found.numbers)),
+        *grouped(found.broken, len(found.names)),
         *pictures,
         *shifted,
         *number_findings(episodes, examined.specs),
@@ -162,7 +175,7 @@ def _report(found: Examination) -> Report:
         *_balance_findings(report.effects),
     ]
     if isinstance(examined.source, LeRobotSource):
-        report.findings += lerobot_findings(examined.source, found.numbers)
+        report.findings += lerobot_findings(examined.source, found.names)
     return report
 
 

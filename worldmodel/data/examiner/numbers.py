@@ -29,6 +29,7 @@ def number_findings(episodes: Sequence[Measures], specs: Sequence[ActionSpec]) -
                 "repeated",
                 f"every action is repeated {repeated} times: they change at every {repeated}th frame only; "
                 "state the rate in the action spec, or keep one frame per action",
+                amount=repeated,
             )
         )
     held = _held(episodes) if repeated == 1 else 1
@@ -38,6 +39,7 @@ def number_findings(episodes: Sequence[Measures], specs: Sequence[ActionSpec]) -
                 "held",
                 f"pictures change at every {held}th frame only: the videos have fewer frames than they "
                 f"state; keep every {held}th frame and action",
+                amount=held,
             )
         )
     return findings

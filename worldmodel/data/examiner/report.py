@@ -1,7 +1,7 @@
 """What an examination found."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ class Finding:
     fault: bool = True
     episodes: tuple[str, ...] = ()
     """Names of the episodes that have it; empty: it is about the source."""
+    amount: int = 0
+    """Frames of a lag, or of a rhythm; 0 where it has none."""
 
     def as_text(self) -> str:
         """Return the finding for a terminal."""
@@ -152,18 +154,23 @@ def _quartiles(lengths: Sequence[int]) -> tuple[int, int, int]:
     return ordered[0], ordered[len(ordered) // 2], ordered[-1]
 
 
-def in_episodes(found: Iterable[tuple[str, str, str]], of: int) -> list[Finding]:
+def in_episodes(
+    found: Iterable[tuple[str, str, str]], of: int, amounts: Mapping[str, int] | None = None
+) -> list[Finding]:
     """Return one finding for each kind and text, with the episodes that have it.
 
     Args:
         found: kind, text and name of the episode.
         of: number of episodes that were looked at.
+        amounts: amounts of findings, by their text.
     """
     names: dict[tuple[str, str], list[str]] = {}
     for kind, text, name in found:
         names.setdefault((kind, text), []).append(name)
     return [
-        Finding(kind, f"in {len(each)} of {of} episodes {text}", episodes=tuple(each))
+        Finding(
+            kind, f"in {len(each)} of {of} episodes {text}", True, tuple(each), (amounts or {}).get(text, 0)
+        )
         for (kind, text), each in names.items()
     ]
 

@@ -1,7 +1,7 @@
 """How a source is stored: sizes and rates of its files, times of its rows, and columns that nothing reads."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -75,15 +75,15 @@ def column_findings(examined: Examined) -> list[Finding]:
     return findings
 
 
-def lerobot_findings(source: LeRobotSource, numbers: Sequence[int]) -> list[Finding]:
+def lerobot_findings(source: LeRobotSource, names: Mapping[int, str]) -> list[Finding]:
     """Return what is wrong with the rows and files of a LeRobot dataset, for some episodes of the source."""
     dataset, found = source.dataset, []
-    for number in numbers:
+    for number, name in names.items():
         episode = dataset.episodes[source.chosen[number]]
         with suppress(InputError):
             wrong = _times(dataset, dataset.times(episode))
-            found += [(kind, text, f"episode {episode.index}") for kind, text in wrong]
-    return in_episodes(found, len(numbers)) + _totals(dataset) + _videos(dataset)
+            found += [(kind, text, name) for kind, text in wrong]
+    return in_episodes(found, len(names)) + _totals(dataset) + _videos(dataset)
 
 
 def _times(dataset: LeRobotDataset, times: np.ndarray) -> list[tuple[str, str]]:

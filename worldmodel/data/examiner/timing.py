@@ -177,6 +177,7 @@ def lag_findings(episodes: Sequence[Measures], found: Timing) -> list[Finding]:
                 f"{where}, certainty {found.certainty:.0%}: row t needs the action between frames t and "
                 "t + 1; leave it if the world itself answers late, as to forces",
                 not (found.directed and found.lag == 1),
+                amount=found.lag,
             )
         )
     trusted = list(range(len(episodes)))
@@ -197,14 +198,16 @@ def lag_findings(episodes: Sequence[Measures], found: Timing) -> list[Finding]:
         "foreign": "actions tell nothing of the pictures, as if they were those of other episodes",
     }
     alike = Counter(reason for reason, gain in odd.values() if gain > TOGETHER)
-    named = []
+    named, amounts = [], {}
     for index, (reason, gain) in odd.items():
         alone = found.directed or alike[reason] < TOGETHER_COUNT
         if gain > (ALONE if alone else TOGETHER):
             shifted = f"actions are shifted against the other episodes' by {reason} frames"
             kind = reason if reason in texts else "lag"
+            if kind == "lag":
+                amounts[shifted] = int(reason)
             named.append((kind, texts.get(reason, shifted), episodes[index].name))
-    return findings + in_episodes(named, len(episodes))
+    return findings + in_episodes(named, len(episodes), amounts)
 
 
 def _explain(
