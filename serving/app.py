@@ -23,6 +23,7 @@ from worldmodel import __version__
 from worldmodel.errors import InputError
 from worldmodel.serving import tracing
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.connections import UnreadBodies
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.errors import ApiError, UnavailableError
 from worldmodel.serving.logs import HEADER, HeadRequests, RequestLog
@@ -107,6 +108,7 @@ def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
 def _add_middleware(app: FastAPI, options: HttpOptions) -> None:
     """Add what surrounds all routes, innermost first."""
     app.add_middleware(HeadRequests)
+    app.add_middleware(UnreadBodies)
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -234,10 +236,14 @@ def _http_error(request: Request, error: HTTPException) -> JSONResponse:
 
 def _methods(request: Request) -> set[str]:
     """Return the methods of all routes with the path of a request."""
-    methods: set[str] = set()
-    for route in (route for router in ROUTERS for route in router.routes):
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            methods |= route.methods or set()
+    routes = [
+        route
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    named = [route for route in routes if not route.param_convertors]  # /v1/videos/edits is not a video
+    methods = {method for route in named or routes for method in route.methods or ()}
     return methods | ({"HEAD"} if "GET" in methods else set())
 
 

@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 import uvicorn
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 
@@ -23,6 +25,9 @@ MAX_IDLE = 256
 
 SEND_BUFFER_BYTES = 32 * 2**10
 """Bytes of a WebSocket in the kernel, which Linux doubles; larger frames are sent in parts."""
+
+MAX_UNREAD_BYTES = 2**20
+"""Body of which the server still reads the rest after its response, to keep the connection."""
 
 _State = tuple[Any, bool]
 
@@ -65,6 +70,39 @@ class IdleConnections:
             del self._idle[protocol]
             protocol.transport.close()
         return len(expired)
+
+
+class UnreadBodies:
+    """ASGI middleware: closes a connection on which the large body of an answered request still arrives.
+
+    Otherwise the server would read all of it, also of a request without a key, before the next request.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        unread = "transfer-encoding" in headers or not length.isdecimal() or len(length) > 18
+        unread = unread or int(length) > MAX_UNREAD_BYTES
+
+        async def reading() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and unread:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        await self.app(scope, reading, closing)
 
 
 class SmallBuffers(AutoWebSocketsProtocol):  # type: ignore[valid-type,misc]

@@ -13,6 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from worldmodel.errors import InputError
 from worldmodel.serving.context import ServerContext
@@ -28,7 +30,21 @@ MAX_FORM_FIELDS = 32
 PART_CHARACTERS = MIB
 """Characters of base64 that are decoded at once, a multiple of 4; about 10 ms."""
 _NESTED_FIELD = re.compile(r"(\w{1,64})\[(\w{1,64})\]")
+_EXTENDED_NAME = re.compile(rb";\s*filename\*\s*=", re.IGNORECASE)
 _DATA_URL = re.compile(r"data:[a-z]{1,16}/[a-z0-9.+-]{1,64};base64,", re.IGNORECASE)
+
+
+class UploadParser(MultiPartParser):
+    """Parser of forms that also takes a part with the file name `filename*` alone (RFC 5987) for a file."""
+
+    def on_headers_finished(self) -> None:
+        """Read the head of a part."""
+        part = self._current_part
+        _, options = parse_options_header(part.content_disposition)
+        given = part.content_disposition or b""
+        if b"filename" not in options and _EXTENDED_NAME.search(given):
+            part.content_disposition = given + b'; filename="upload"'
+        super().on_headers_finished()
 
 
 async def read_body(request: Request, model: type[Model], *uploads: str) -> tuple[Model, dict[str, bytes]]:
@@ -46,8 +62,20 @@ async def read_body(request: Request, model: type[Model], *uploads: str) -> tupl
         # Some of Python's other codecs take quadratic time.
         if parameters.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
             raise UnsupportedFormatError("Send the form in UTF-8, without another charset.")
-        async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MIB // 4) as form:
+        parser = UploadParser(
+            *(request.headers, request.stream()),
+            max_files=1,
+            max_fields=MAX_FORM_FIELDS,
+            max_part_size=MIB // 4,
+        )
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            raise HTTPException(400, error.message) from None
+        try:
             return _validate(model, _text_fields(form, uploads)), await _uploaded_bytes(form)
+        finally:
+            await form.close()
     raw = await request.body()
     if content_type != "application/json" and (content_type or raw):
         raise UnsupportedFormatError("Send the body as application/json or multipart/form-data.")

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from worldmodel.errors import InputError
+from worldmodel.media import MediaLimits
 from worldmodel.serving.context import get_context, require_key
 from worldmodel.serving.engine.shares import Purpose, ask_as
 from worldmodel.serving.errors import ApiError, UnavailableError, UnsupportedFormatError
@@ -43,6 +44,8 @@ class AuthenticatedRoute(APIRoute):
     """
 
     max_json_bytes = MIB
+    max_image_json_bytes: int | None = None
+    """Size of a JSON body that has no video; None for routes whose JSON has no media."""
     purpose: Purpose = "step"
     """What its calls to the model are for."""
 
@@ -68,7 +71,8 @@ class AuthenticatedRoute(APIRoute):
                             await held.enter_async_context(context.large_bodies)
 
                         limit = self._max_body_bytes(request, context.config)
-                        response = await handler(_limit_body(request, limit, place))
+                        image_limit = None if _is_form(request) else self.max_image_json_bytes
+                        response = await handler(_limit_body(request, limit, image_limit, place))
                 outcome = "ok"
                 return response
             except (ClientDisconnectedError, ClientDisconnect):
@@ -89,13 +93,13 @@ class AuthenticatedRoute(APIRoute):
         return authenticated
 
     def _max_body_bytes(self, request: Request, config: ServerConfig) -> int:
-        content_type = request.headers.get("content-type", "")
-        is_form = content_type.lower().startswith("multipart/")
-        return config.max_upload_bytes + MIB if is_form else self.max_json_bytes
+        return config.max_upload_bytes + MIB if _is_form(request) else self.max_json_bytes
 
 
 class VideoRoute(AuthenticatedRoute):
     """Route whose JSON may contain media in base64, which adds a third to their size."""
+
+    max_image_json_bytes = MIB + MediaLimits.max_image_bytes * 4 // 3
 
     def _max_body_bytes(self, request: Request, config: ServerConfig) -> int:
         return MIB + config.max_upload_bytes * 4 // 3
@@ -113,18 +117,25 @@ class ImageRoute(AuthenticatedRoute):
     purpose = "image"
 
 
+def _is_form(request: Request) -> bool:
+    return request.headers.get("content-type", "").lower().startswith("multipart/")
+
+
 def _is_json(request: Request) -> bool:
     """Return whether a body is declared as JSON, or not declared at all."""
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     return content_type == "application/json"
 
 
-def _limit_body(request: Request, limit: int, place: Place) -> Request:
-    """Reject a body above the limit, by its content length or as soon as more bytes have arrived."""
+def _limit_body(request: Request, limit: int, image_limit: int | None, place: Place) -> Request:
+    """Reject a body above the limit, by its content length or as soon as more bytes have arrived.
+
+    One that does not mention a video is rejected above `image_limit`.
+    """
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limit:
         raise _body_too_large(limit)
-    return LimitedRequest(request.scope, _limited(request.receive, limit, place))
+    return LimitedRequest(request.scope, _limited(request.receive, limit, image_limit, place))
 
 
 class LimitedRequest(Request):
@@ -139,16 +150,17 @@ class LimitedRequest(Request):
             raise json.JSONDecodeError(str(error), "", 0) from None
 
 
-def _limited(receive: Receive, limit: int, place: Place) -> Receive:
+def _limited(receive: Receive, limit: int, image_limit: int | None, place: Place) -> Receive:
     """Receive a body of at most `limit` bytes, which must arrive at a least rate once it is asked for.
 
     A place for it is taken when a MiB has arrived: bytes that are only announced take none from others.
     """
     num_bytes, complete, large = 0, False, False
+    has_video, end = image_limit is None, b""
     waited_s = 0.0
 
     async def limited() -> Message:
-        nonlocal num_bytes, complete, large, waited_s
+        nonlocal num_bytes, complete, large, waited_s, has_video, end
         if complete:
             return await receive()
         began = asyncio.get_running_loop().time()
@@ -159,9 +171,14 @@ def _limited(receive: Receive, limit: int, place: Place) -> Receive:
         except TimeoutError:
             raise HTTPException(408, "The body arrives too slowly; send it again.") from None
         waited_s += asyncio.get_running_loop().time() - began
-        num_bytes, complete = num_bytes + len(message.get("body", b"")), not message.get("more_body", False)
+        body = message.get("body", b"")
+        num_bytes, complete = num_bytes + len(body), not message.get("more_body", False)
         if num_bytes > limit:
             raise _body_too_large(limit)
+        if not has_video:
+            has_video, end = b"video" in end + body, body[-4:]
+            if image_limit is not None and num_bytes > image_limit and not has_video:
+                raise _body_too_large(image_limit)
         if num_bytes > MIB and not large:
             large = True
             await place()
