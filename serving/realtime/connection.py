@@ -310,6 +310,8 @@ class Connection:
             await self._player.interact(event.interaction, event.replace)
         elif isinstance(event, events.SessionDescribe):
             self._describe(event, self._player.world)
+        elif isinstance(event, events.SessionPlayback):
+            self._player.acknowledge(event.frames)
         else:
             self._player.command(event)
         if self._started.done():

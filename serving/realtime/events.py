@@ -169,6 +169,17 @@ class SessionDescribe(ClientEvent):
     question: Question | None = None
 
 
+class SessionPlayback(ClientEvent):
+    """Tells how many frames the client has shown; it is not answered.
+
+    After the first one, rounds without an action wait while more than two chunks have not been shown.
+    """
+
+    type: Literal["session.playback"]
+    frames: Annotated[int, Field(ge=0)]
+    """Frames shown since the session started, the initial observation included."""
+
+
 class SessionPing(ClientEvent):
     """Checks the connection; does not reset the idle timeout."""
 
@@ -183,7 +194,15 @@ class SessionStop(ClientEvent):
 
 Command = SessionSnapshot | SessionRestore | SessionUpdate
 """Commands that run between two chunks."""
-AnyClientEvent = SessionStart | SessionInteraction | Command | SessionDescribe | SessionPing | SessionStop
+AnyClientEvent = (
+    SessionStart
+    | SessionInteraction
+    | Command
+    | SessionDescribe
+    | SessionPlayback
+    | SessionPing
+    | SessionStop
+)
 CLIENT_EVENTS: TypeAdapter[AnyClientEvent] = TypeAdapter(
     Annotated[AnyClientEvent, Field(discriminator="type")]
 )

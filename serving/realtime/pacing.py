@@ -30,6 +30,8 @@ SAFETY_FACTOR = 1.5
 """Time reserved for a chunk, as a multiple of the slowest recent one."""
 NETWORK_MARGIN_S = 0.05
 """Time reserved for sending a chunk to the client."""
+MAX_UNSEEN_CHUNKS = 2
+"""Chunks that a client which acknowledges playback may have ahead of it: the one on screen and the next."""
 QUEUE_FULL = "queue_full"
 
 Send = Callable[..., Awaitable[None]]
@@ -112,6 +114,9 @@ class WorldPlayer:
         self._queue: deque[tuple[events.Interaction, Action]] = deque()
         self._commands: deque[events.Command] = deque()
         self._changed, self._acted = asyncio.Event(), asyncio.Event()
+        self._shown = math.inf
+        """Frames that the client has shown; infinite until it acknowledges some."""
+        self._max_unseen = MAX_UNSEEN_CHUNKS * config.chunk_frames
         self._clock = PlaybackClock(config.fps, config.chunk_frames / config.fps)
         self._started_at = started_at
         """Start of the time to the first chunk."""
@@ -161,6 +166,17 @@ class WorldPlayer:
         self._commands.append(command)
         self._changed.set()
 
+    def acknowledge(self, frames: int) -> None:
+        """Take note of how many frames the client has shown.
+
+        Raises:
+            InputError: they were not sent yet.
+        """
+        if frames > self.frames:
+            raise InputError(f"frames is {frames}, and {self.frames} were sent; send what was shown.")
+        self._shown = frames if self._shown == math.inf else max(self._shown, frames)
+        self._changed.set()
+
     # ---- the loop ------------------------------------------------------------------------------------
 
     async def play(self) -> events.Reason:
@@ -178,7 +194,8 @@ class WorldPlayer:
     async def _wait_until_due(self) -> bool:
         """Wait until the next chunk is due (true), or until the queues or the pace change (false)."""
         self._changed.clear()
-        idle = self.pace != "realtime" and not self._queue
+        unseen = self.frames - self._shown > self._max_unseen  # nobody looks: a phone in a tunnel
+        idle = (self.pace != "realtime" or unseen) and not self._queue
         delay = None if idle else self._clock.next_start(self.pace) - time.monotonic()
         if delay is not None and delay <= 0:
             return True

@@ -4,6 +4,7 @@ import asyncio
 import io
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -459,6 +460,40 @@ def test_a_client_that_only_watches_is_not_idle(make_model: Callable[..., WorldM
             assert (await client.until("session.done"))["reason"] == "idle"
 
     serve(fast, body, limits={"idle_timeout_s": 0.7})
+
+
+def test_frames_that_nobody_looks_at_are_not_played(make_model: Callable[..., WorldModel]) -> None:
+    fast = make_model()
+    fast.config = replace(fast.config, fps=8 * fast.config.fps)
+    chunk = fast.config.chunk_frames
+
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(pace="realtime")
+            chunks = [await client.until("video.chunk_metadata") for _ in range(6)]  # without a word
+            await client.send("session.playback", frames=10**6)
+            assert "were sent" in (await client.refused())["message"]
+            shown = chunks[-1]["first_frame"]
+            await client.send("session.playback", frames=shown)
+            sent = shown
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.5):
+                    while True:
+                        event = await client.until("video.chunk_metadata")
+                        sent = event["first_frame"] + event["num_frames"]
+            # Those that wait while it is behind, and what was on its way when it said so.
+            assert sent - shown <= 5 * chunk
+            await asyncio.sleep(0.5)
+            await client.send("session.playback", frames=shown - chunk)  # out of order
+            await client.act("e", "go on")  # actions do not wait
+            assert (await client.until("video.chunk_metadata"))["first_frame"] == sent
+            await client.send("session.playback", frames=sent)
+            for _ in range(2):
+                await client.until("video.chunk_metadata")
+            await client.send("session.stop")
+            await client.until("session.done")
+
+    serve(fast, body)
 
 
 def test_a_dropped_socket_can_come_back_to_its_world(model: WorldModel) -> None:
