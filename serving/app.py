@@ -57,6 +57,7 @@ from worldmodel.serving.routes import (
 from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, MAX_STEPS, HttpOptions, ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.videos.storage import Storage
+from worldmodel.serving.videos.webhooks import Webhooks
 from worldmodel.serving.watchdog import Watchdog
 from worldmodel.serving.worlds.registry import WorldRegistry
 from worldmodel.serving.worlds.service import WorldService
@@ -163,6 +164,9 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         key=keys.name(caller), purpose=purpose
     ).inc(seconds)
     watchdog = Watchdog(service, config.step_deadline_s)
+    webhooks = Webhooks(config.http)
+    jobs = VideoJobs(service, config, metrics, storage, database, watchdog, replica)
+    jobs.on_finished = lambda job: webhooks.finished(job, keys.name(job.record.owner))
     return ServerContext(
         service=service,
         config=config,
@@ -170,7 +174,8 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         limiter=limiter,
         metrics=metrics,
         worlds=registry,
-        jobs=VideoJobs(service, config, metrics, storage, database, watchdog, replica),
+        jobs=jobs,
+        webhooks=webhooks,
         database=database,
         replica=replica,
         watchdog=watchdog,
@@ -195,6 +200,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await context.watchdog.close()
         context.worlds.end_kept()
         await context.jobs.close()
+        await context.webhooks.close()
         await context.worlds.stop(SAVE_TIMEOUT_S)
         if context.replica is not None:
             await context.replica.close()

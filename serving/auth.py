@@ -136,7 +136,7 @@ class Keys:
         if self._file is None or (version := _version(self._file)) == self._version:
             return
         self._version = version
-        lines = (line.split("#")[0].split() for line in _read_private(self._file).splitlines())
+        lines = (line.split("#")[0].split() for line in read_private(self._file, "key file").splitlines())
         read = {words[0]: KeyOptions.parse(words[1:]) for words in lines if words}
         if not read:
             raise ConfigError(f"The key file {str(self._file)!r} contains no key; write one per line.")
@@ -198,17 +198,22 @@ def _hash(key: str) -> bytes:
     return hashlib.sha256(b"worldmodel api key\0" + key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _read_private(path: Path) -> str:
+def read_private(path: Path, what: str) -> str:
+    """Return the text of a file with secrets, which `what` names in errors.
+
+    Raises:
+        ConfigError: it cannot be read, or other users can read it or own it.
+    """
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             text = file.read(2**20).decode("ascii")
     except (OSError, ValueError):
-        raise ConfigError(f"The key file {str(path)!r} cannot be read; check path and content.") from None
+        raise ConfigError(f"The {what} {str(path)!r} cannot be read; check path and content.") from None
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise ConfigError(f"The key file {str(path)!r} is accessible to other users; run chmod 600 on it.")
+        raise ConfigError(f"The {what} {str(path)!r} is accessible to other users; run chmod 600 on it.")
     if status.st_uid not in {0, os.geteuid()}:
-        raise ConfigError(f"The key file {str(path)!r} belongs to another user; use one of your own.")
+        raise ConfigError(f"The {what} {str(path)!r} belongs to another user; use one of your own.")
     return text
 
 

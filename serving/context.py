@@ -21,6 +21,7 @@ from worldmodel.serving.replicas.database import Database
 from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
+from worldmodel.serving.videos.webhooks import Webhooks
 from worldmodel.serving.watchdog import Watchdog
 from worldmodel.serving.worlds.registry import WorldRegistry
 from worldmodel.serving.worlds.service import WorldService
@@ -44,6 +45,8 @@ class ServerContext:
     metrics: Metrics
     worlds: WorldRegistry
     jobs: VideoJobs
+    webhooks: Webhooks
+    """Tell the operator's receiver which videos have finished."""
     database: Database
     """Of orders of videos; with replicas, of worlds, too."""
     replica: Replica | None

@@ -39,6 +39,7 @@ from worldmodel.serving.engine.limits import EngineLimits
 from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.media import system_calls
 from worldmodel.serving.settings import OPTIONS, EngineOptions, HttpOptions, ServerConfig
+from worldmodel.serving.videos.webhooks import check_webhooks
 from worldmodel.serving.watchdog import end_process_in, keep_process
 from worldmodel.serving.worlds.service import WorldService
 
@@ -208,6 +209,7 @@ def check_http(options: HttpOptions, keys: Keys) -> None:
             f"cors_origins is {', '.join(options.cors_origins)}, but there is no API key, and without one "
             "no other origin is answered; configure a key."
         )
+    check_webhooks(options)
     if os.geteuid() == 0 and not (options.allow_root or system_calls.supported()):
         raise ConfigError(
             "This kernel cannot filter the system calls of decoders, so one that an upload has taken over "

@@ -39,6 +39,12 @@ class HttpOptions:
     """Whether root may serve where the kernel cannot filter the system calls of decoders."""
     traces: bool = False
     """Whether requests and the phases of rounds are sent to a collector as OpenTelemetry spans."""
+    webhook_url: str | None = None
+    """Address to which a signed message is posted when a video has finished, as https://app.example/hook."""
+    webhook_secret_file: Path | None = None
+    """File with the secret that signs these messages, which begins with whsec_."""
+    webhook_allow_private: bool = False
+    """Whether that address may be in a private network or on this machine."""
 
 
 @dataclass(frozen=True)

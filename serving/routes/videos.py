@@ -34,6 +34,7 @@ from worldmodel.serving.videos.record import (
     hash_idempotency_key,
     hash_request,
     new_record,
+    video_object,
 )
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=VideoRoute, responses=ERRORS)
@@ -325,9 +326,3 @@ def with_poll_header(job: VideoJob, response: Response) -> protocol.VideoObject:
         wait_ms = POLL_MS * (1 + (job.position or 0))
         response.headers["openai-poll-after-ms"] = str(min(MAX_POLL_MS, wait_ms))
     return video_object(job)
-
-
-def video_object(job: VideoJob) -> protocol.VideoObject:
-    """Return the description of a video for its client."""
-    shown = {**vars(job.record), "progress": job.progress, "queue_position": job.position}
-    return protocol.VideoObject.model_validate(shown)  # without what only the server reads

@@ -68,6 +68,8 @@ class VideoJobs:
         self.service, self.config, self.metrics = service, config, metrics
         self.storage, self.orders = storage, Orders(database, holder, config)
         self.draining = False
+        self.on_finished: Callable[[VideoJob], None] = lambda job: None
+        """Called when this server has completed a video, or found that it cannot be."""
         self._watchdog = watchdog
         self._running: dict[str, VideoJob] = {}
         self._wake = asyncio.Event()
@@ -335,6 +337,7 @@ class VideoJobs:
         if await self.orders.write(done):
             job.record = done
             self.metrics.jobs.labels(outcome="ok").inc()
+            self.on_finished(job)
         elif await self.orders.get(done.id) is None:  # deleted at another replica
             await asyncio.to_thread(self.storage.remove, done.id)
 
@@ -356,13 +359,15 @@ class VideoJobs:
     async def _fail(self, job: VideoJob, code: str, message: str) -> None:
         job.record.fail(code, message)
         self.metrics.jobs.labels(outcome="cancelled" if job.deleted else "failed").inc()
-        await self._write(job)
+        if await self._write(job) and not job.deleted:
+            self.on_finished(job)
 
-    async def _write(self, job: VideoJob, release: bool = False) -> None:
+    async def _write(self, job: VideoJob, release: bool = False) -> bool:
         try:
-            await self.orders.write(job.record, release)
+            return await self.orders.write(job.record, release)
         except UnavailableError:  # another server finds it in progress and generates it again
             LOG.warning("The record %s cannot be written.", job.record.id)
+            return False
 
     def _obstacle(self, record: VideoRecord) -> tuple[str, str] | None:
         """Return why an order cannot be generated, as error code and message."""

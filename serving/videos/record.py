@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from worldmodel.actions import Action
 from worldmodel.serving.actions import JsonAction
-from worldmodel.serving.protocol import Status
+from worldmodel.serving.protocol import Status, VideoObject
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.storage import new_id
 from worldmodel.serving.worlds.service import WorldSettings
@@ -118,6 +118,12 @@ class VideoJob:
         if self.record.status == "completed":
             return 100
         return min(99, 100 * self.steps_done // max(1, self.record.plan.num_steps))
+
+
+def video_object(job: VideoJob) -> VideoObject:
+    """Return the description of a video for its client."""
+    shown = {**vars(job.record), "progress": job.progress, "queue_position": job.position}
+    return VideoObject.model_validate(shown)  # without what only the server reads
 
 
 def new_record(owner: str, config: ServerConfig, **values: Any) -> VideoRecord:

@@ -135,6 +135,18 @@ def test_no_module_executes_data() -> None:
     assert {name: names for name, names in found.items() if names} == ALLOWED
 
 
+# Posts to the one address that the operator gives at start, through the guard against private addresses.
+OUTGOING = {
+    "serving/videos/webhooks.py": {
+        "httpx",
+        "worldmodel.flow.download.guard",
+        "worldmodel.flow.download.guard.GuardedBackend",
+        "worldmodel.flow.errors",
+        "worldmodel.flow.errors.FlowError",
+    }
+}
+
+
 def test_no_server_module_fetches_addresses() -> None:
     """CVE-2026-24779, CVE-2026-33626: servers that fetched what a request named."""
     found = {}
@@ -143,7 +155,7 @@ def test_no_server_module_fetches_addresses() -> None:
         if path.is_relative_to(ROOT / "serving"):
             forbidden |= {"worldmodel.serving.client", "worldmodel.flow", "worldmodel.export"}
         found[name_of(path)] = touches(imports_of(nodes_of(path)), forbidden)
-    assert {name: names for name, names in found.items() if names} == {}
+    assert {name: names for name, names in found.items() if names} == OUTGOING
 
 
 def test_only_the_child_decodes() -> None:

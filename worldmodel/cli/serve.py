@@ -204,6 +204,9 @@ def _add_http_options(parser: Parser) -> None:
         "access_log": {"action": argparse.BooleanOptionalAction, "default": False},
         "allow_root": {"action": argparse.BooleanOptionalAction, "default": False},
         "traces": {"action": argparse.BooleanOptionalAction, "default": False},
+        "webhook_url": {"metavar": "URL"},
+        "webhook_secret_file": {"type": Path, "metavar": "FILE"},
+        "webhook_allow_private": {"action": argparse.BooleanOptionalAction, "default": False},
     }
     for name, values in options.items():
         group.add_argument(f"--{name.replace('_', '-')}", help=docs[name].rstrip("."), **values)
