@@ -117,8 +117,9 @@ eval: .venv/ready ## evaluate the shipped model and write a report to outputs/ev
 bench: .venv/ready ## list the benchmarks; `python -m benchmarks NAME` runs one
 	$(BIN)/python -m benchmarks --list
 
-soak: .venv/ready ## load a server for an hour; prints errors, throughput and the slope of its memory
-	$(BIN)/python -m benchmarks server soak --minutes 60
+MINUTES ?= 60
+soak: .venv/ready ## load a server for an hour (MINUTES=2); judges its errors and the slope of its memory
+	$(BIN)/python -m benchmarks server soak --minutes $(MINUTES)
 
 # The tests take a CUDA device where they find one. Those of vLLM are skipped unless it is installed
 # (`.venv/bin/pip install -e .[vllm]`).

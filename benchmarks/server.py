@@ -8,6 +8,7 @@ kills       SIGKILL at random moments under load: which accepted videos and stor
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -38,6 +39,10 @@ from worldmodel.serving.client.aio import AsyncRemoteWorld
 ACTION = "the white diamond jumps"
 VIDEO = {"prompt": "night background, a small red ball at the left", "actions": ["the red ball jumps"]}
 LIMITS = {"max-jobs-per-key": 1000, "requests-per-minute": 1_000_000}
+MAX_SLOPE_MIB = 1.0
+"""Growth of a server's memory, in MiB a minute over the second half of a soak, that counts as level."""
+JUDGED_S = 600.0
+"""Shortest soak whose memory is judged: a server still warms up in the first minutes."""
 PARTS = 10
 """Parts of a long run that are compared."""
 
@@ -249,19 +254,38 @@ class Record:
             await asyncio.sleep(max(0.0, self.began + part * self.duration_s / PARTS - time.perf_counter()))
             self.resident.append(self.server.resident_mib())
 
+    @property
+    def slope_mib(self) -> float:
+        """Growth of the memory in MiB a minute over the second half, after what warms up.
+
+        It is the median over pairs of moments, which one moment of large buffers does not change.
+        """
+        part_min, half = self.duration_s / PARTS / 60, self.resident[PARTS // 2 :]
+        pairs = itertools.combinations(enumerate(half), 2)
+        return statistics.median((b - a) / ((j - i) * part_min) for (i, a), (j, b) in pairs)
+
+    @property
+    def faults(self) -> list[str]:
+        """What a server under constant load must not show; empty if it showed none."""
+        failed = [name for name in self.outcomes if name.startswith(("5", "videos failed", "answers"))]
+        found = [f"{self.outcomes[name]} x {name}" for name in failed]
+        if self.slope_mib > MAX_SLOPE_MIB and self.duration_s >= JUDGED_S:
+            found.append(f"memory grows by {self.slope_mib:.2f} MiB a minute, more than {MAX_SLOPE_MIB:g}")
+        return found
+
     def __str__(self) -> str:
         part_s = self.duration_s / PARTS
         first, last = self.finished[1] / part_s, self.finished[-1] / part_s
         settled, end = self.resident[1], self.resident[-1]
-        half = self.resident[PARTS // 2 :]
-        slope = np.polyfit(np.arange(len(half)) * part_s / 60, half, 1)[0]
         return (
             f"{self.duration_s / 60:.1f} min: {dict(self.outcomes)}\n"
             f"finished a second: {first:.2f} in the second tenth, {last:.2f} in the last "
             f"({last / first:.2f} of it)\n"
             f"resident, MiB, by tenths: {', '.join(f'{each:.0f}' for each in self.resident)} "
             f"({100 * (end / settled - 1):+.1f} % since the first; slope of the second half "
-            f"{slope:+.2f} MiB a minute)"
+            f"{self.slope_mib:+.2f} MiB a minute)\n"
+            f"verdict: {'; '.join(self.faults) or 'no errors'}, "
+            f"{'memory judged' if self.duration_s >= JUDGED_S else 'too short to judge the memory'}"
         )
 
 
@@ -318,9 +342,12 @@ async def soak(server: Server, clients: int, duration_s: float) -> Record:
 
 
 def measure_soak(args: argparse.Namespace) -> None:
-    """Print whether a server under constant load keeps its memory and throughput."""
+    """Print whether a server under constant load keeps its memory and throughput; exit with 1 if not."""
     with serving(args.model) as server:
-        print(asyncio.run(soak(server, 8, 60 * args.minutes)))
+        record = asyncio.run(soak(server, 8, 60 * args.minutes))
+    print(record)
+    if record.faults:
+        sys.exit(1)
 
 
 # ---- kills -----------------------------------------------------------------------------------------------

@@ -3,7 +3,11 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 CITED = r"benchmarks/(\w+)\.py([^`]*`[^`]{0,20})"
@@ -57,3 +61,23 @@ def test_pages_name_scripts_that_exist_or_the_commit_that_had_them() -> None:
         if name not in SCRIPTS and "of commit" not in " ".join(rest.split())
     ]
     assert not wrong
+
+
+def test_a_soak_is_judged_by_its_errors_and_the_slope_of_its_memory() -> None:
+    server = pytest.importorskip("benchmarks.server", reason="openworldmodel[serve] is not installed")
+
+    def record(*resident: float, **outcomes: int) -> Any:
+        made = server.Record(None, 600.0)  # a minute each part
+        made.resident, made.outcomes = list(resident), Counter(outcomes)
+        made.finished = [10] * server.PARTS
+        return made
+
+    level = record(400, *[800.0] * 10, **{"2xx": 100, "429": 3, "videos completed": 1})
+    assert (round(level.slope_mib, 6), level.faults) == (0.0, [])
+    assert "no errors, memory judged" in str(level)
+    moment = record(400, *[800.0] * 8, 900, 800)
+    assert moment.faults == []
+    (grows,) = record(*range(400, 422, 2), **{"2xx": 100}).faults
+    assert "2.00 MiB a minute" in grows
+    (failed,) = record(*[800.0] * 11, **{"2xx": 100, "5xx": 2}).faults
+    assert failed == "2 x 5xx"
