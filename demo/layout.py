@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # Values of gr.HTML are inserted by `${value}` only: a Handlebars template would execute text of visitors.
 ON_CLICK = """
 element.addEventListener('click', event => {
-  const button = event.target.closest('button[data-index], button[data-kind]');
+  const button = event.target.closest('button[data-index], button[data-kind], button[data-name]');
   if (button) trigger('click', {...button.dataset});
   const video = event.target.closest('video');
   if (video) { video.currentTime = 0; video.play(); }
@@ -66,8 +66,9 @@ class Layout:
 
     @property
     def all(self) -> list[Any]:
-        """Everything that the handlers of the tab Steer change."""
+        """Everything that the handlers change."""
         return [
+            *(self.head, self.gallery, self.tiles, self.live),
             *(self.worlds, self.starting, self.status, self.start, self.play, self.main, self.futures),
             *(self.compare, self.undo, self.stage, self.timeline, self.branches, self.palette, self.words),
             *(self.action, self.answer, self.first, self.second, self.upload, self.download),
@@ -76,6 +77,7 @@ class Layout:
         ]
 
     def _lay_out_start(self) -> None:
+        self.gallery = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-gallery")
         gr.HTML('<h2>Pick a scene</h2><p class="wm-quiet">Then say what happens next, round after round.</p>')
         self.starting = gr.HTML(js_on_load=ON_CLICK, elem_classes="wm-progress")
         self.tiles = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-tiles")

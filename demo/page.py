@@ -8,12 +8,15 @@ from contextlib import nullcontext, suppress
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from worldmodel.actions import AnyAction, action_kinds
 from worldmodel.demo import rendering
+from worldmodel.demo.access import RequireKey
 from worldmodel.demo.history import Origin, RolloutHistory
 from worldmodel.demo.jobs import Job, JobQueue
 from worldmodel.demo.layout import Layout
@@ -23,12 +26,15 @@ from worldmodel.errors import InputError, WorldModelError
 from worldmodel.rollout.action_list import parse_action
 from worldmodel.serving.client import AsyncClient
 from worldmodel.serving.client.errors import ServerUnreachableError
+from worldmodel.serving.errors import NotFoundError
 from worldmodel.serving.protocol import ModelObject
-from worldmodel.worlds import World
+from worldmodel.worlds import World, get_world, world_names
 from worldmodel.worlds.base import Target
+from worldmodel.worlds.gallery import Card, card_of, gallery
 
 if TYPE_CHECKING:
     from worldmodel.demo.flow_reader import FlowReader
+    from worldmodel.demo.local_server import LocalServer
 
 MAX_UPLOAD = "20mb"
 HISTORY_LIFETIME_S = 3600
@@ -55,10 +61,11 @@ Handler = Callable[..., Awaitable[Updates]]
 """Called with the visitor's history, the event and the values of the inputs."""
 
 
-def launch(page: gr.Blocks, port: int | None) -> str:
-    """Serve the page on the local machine and return its address."""
+def launch(page: gr.Blocks, port: int | None, host: str = "127.0.0.1", key: str | None = None) -> str:
+    """Serve the page and return its address on this machine; with a key, only those who have it get it."""
+    guards = [] if key is None else [Middleware(RequireKey, key=key)]
     _, address, _ = page.queue(default_concurrency_limit=8, max_size=64).launch(
-        server_name="127.0.0.1",
+        server_name=host,
         server_port=port,
         share=False,
         quiet=True,
@@ -68,28 +75,45 @@ def launch(page: gr.Blocks, port: int | None) -> str:
         show_error=False,
         footer_links=[],
         ssr_mode=False,
+        app_kwargs={"middleware": guards},
         theme=theme(),
         css=files("worldmodel.demo").joinpath("style.css").read_text(encoding="utf-8"),
     )
     return address
 
 
+class WorldEndedError(NotFoundError):
+    """The page has changed to another model, which ended the visitor's world."""
+
+
 class Page:
     """The page and its event handlers; the only state is the history and the queue of each visitor."""
 
     def __init__(
-        self, client: AsyncClient, catalog: World, flow: "FlowReader | None" = None, restarts: bool = False
+        self,
+        client: AsyncClient,
+        catalog: World | None = None,
+        flow: "FlowReader | None" = None,
+        own: "LocalServer | None" = None,
     ) -> None:
         """Create the page for the client of a server, with the suggested actions of a world.
 
-        With a flow, it has a tab that shows its clips. `restarts`: whether a server that ends is started
-        again.
+        With a flow, it has a tab that shows its clips. An `own` server is one that is started again when it
+        ends, and that changes to other models; without a `catalog`, actions are those of its model's world.
         """
-        self.client, self.catalog, self.restarts = client, catalog, restarts
+        self.client, self.own = client, own
+        self.given_catalog, self.catalog = catalog, catalog or World()
+        self.cards: dict[str, tuple[Card, bytes | None]] = {}
+        """The worlds to change to with their pictures, by name."""
         self.start_images: Sequence[StartImage] = ()
         """Those of the server's model, from the first visit on."""
+        self.names: list[str] = []
+        """Names of the server's model and its adapters, from the first visit on."""
         self.model: ModelObject
         """That of the server, from the first visit on."""
+        self.ended: set[str] = set()
+        """Keys of histories whose worlds ended when the page changed to another model."""
+        self.changing = asyncio.Lock()
         self.histories: dict[str, tuple[RolloutHistory, float]] = {}
         """By a key that only the visitor's browser knows, with the time of the last use."""
         self.queues: WeakValueDictionary[str | None, JobQueue] = WeakValueDictionary()
@@ -101,6 +125,7 @@ class Page:
     def _connect(self) -> None:
         at, on, shown = self.at, self._on, self._shown
         start = functools.partial(on, needs_world=False)
+        start(at.gallery.click, self._change, [], lambda event: f"Loading {_field(event, 'name')}")
         start(at.tiles.click, self._start_scene, [at.seed], "Starting the world")
         start(at.upload.upload, self._start_upload, [at.upload, at.seed], "Reading the upload")
         for event in (at.imagine.click, at.text.submit):
@@ -132,11 +157,9 @@ class Page:
         for shown in (at.status, at.starting):
             shown.click(self._cancel, None, None, queue=False, api_visibility="private")
         # The iframe is loaded only when its tab is opened.
-        at.live_tab.select(lambda: _frame(self.client.base_url), None, at.live, show_progress="hidden")
+        at.live_tab.select(self._frame, None, at.live, show_progress="hidden", api_visibility="private")
         at.worlds.change(None, at.worlds, None, js=REMEMBER)
-        self.blocks.load(
-            self._greet, [at.worlds], [at.head, at.tiles, *at.all], js=RECALL, show_progress="hidden"
-        )
+        self.blocks.load(self._greet, [at.worlds], at.all, js=RECALL, show_progress="hidden")
 
     # ---- the queue of a visitor --------------------------------------------------------------------------
 
@@ -206,7 +229,8 @@ class Page:
                 raise
             updates = {}
         except WorldModelError as error:
-            updates, queue.note = {}, self._explain_error(error)
+            updates = self._at_the_start() if isinstance(error, WorldEndedError) else {}
+            queue.note = self._explain_error(error)
         finally:
             job.cancel()
             queue.jobs.remove(job)
@@ -221,7 +245,7 @@ class Page:
                 job.progress = (await self.client.worlds.open(job.world)).info.progress
 
     def _explain_error(self, error: WorldModelError) -> str:
-        if isinstance(error, ServerUnreachableError) and self.restarts:
+        if isinstance(error, ServerUnreachableError) and self.own is not None:
             return "The server has ended and is being started again; repeat this in a few seconds."
         return " ".join(str(error).split())
 
@@ -240,6 +264,10 @@ class Page:
             NotFoundError: it is needed, this process does not know the key, and the server has no such world.
         """
         key, *identities = worlds.split() or [""]
+        if key in self.ended and is_needed:
+            raise WorldEndedError(
+                f"This page has changed to {self.names[0]}, which ended your world; start one."
+            )
         if key in self.histories:
             history, _ = self.histories[key]
         elif not is_needed:
@@ -263,23 +291,10 @@ class Page:
         """Show the model, what to start from and, after a reload, the visitor's world."""
         at = self.at
         try:
-            names = await self.client.models()
-            self.model = await self.client.model(names[0])
-            self.start_images = await self.client.start_images(names[0])
+            await self._read_model()
         except WorldModelError as error:
             return {at.starting: rendering.status((), self._explain_error(error))}
-        tasks = self.model.tasks
-        updates: Updates = {
-            at.head: rendering.header(" · ".join(names), self.model.about),
-            at.tiles: rendering.tiles(self.start_images),
-            at.own_words: gr.Column(visible="imagine" in tasks),
-            at.words: gr.Group(visible=bool({"describe", "ask", "inverse"} & set(tasks))),
-            at.describe: gr.Button(visible="describe" in tasks),
-            at.explain: gr.Button(visible="inverse" in tasks),
-            at.asking: gr.Row(visible="ask" in tasks),
-            at.foresee: gr.Button(visible=self.model.has_futures),
-            at.worlds: "",
-        }
+        updates = self._offers() | {at.worlds: ""}
         if not worlds:
             return updates
         try:
@@ -290,11 +305,89 @@ class Page:
         except WorldModelError as error:
             return updates | {at.starting: rendering.status((), self._explain_error(error))}
 
+    # ---- the model -------------------------------------------------------------------------------------
+
+    async def _read_model(self) -> None:
+        """Ask the server for its model and, if it can change to others, find those."""
+        self.names = await self.client.models()
+        self.model = await self.client.model(self.names[0])
+        self.start_images = await self.client.start_images(self.names[0])
+        if self.own is not None:
+            await asyncio.to_thread(self._read_gallery, self.own.model)
+
+    def _read_gallery(self, name: str) -> None:
+        found = {card.name: card for card in gallery()}
+        if name not in found:
+            from worldmodel.models.loading import model_folder
+
+            card = card_of(name, model_folder.resolve(name))
+            found = {name: card, **found} if card is not None else found
+        known = self.cards
+        self.cards = {
+            each: known[each] if each in known else (card, card.picture()) for each, card in found.items()
+        }
+        world = found[name].world if name in found else None
+        own = get_world(world) if world in world_names() else World()
+        self.catalog = self.given_catalog or own
+
+    def _offers(self) -> Updates:
+        """Return what the page shows of the model."""
+        at, tasks = self.at, self.model.tasks
+        current = self.own.model if self.own is not None else ""
+        return {
+            at.head: rendering.header(" · ".join(self.names), self.model.about),
+            at.gallery: rendering.gallery(self.cards.values(), current),
+            at.tiles: rendering.tiles(self.start_images, self.names[0]),
+            at.own_words: gr.Column(visible="imagine" in tasks),
+            at.words: gr.Group(visible=bool({"describe", "ask", "inverse"} & set(tasks))),
+            at.describe: gr.Button(visible="describe" in tasks),
+            at.explain: gr.Button(visible="inverse" in tasks),
+            at.asking: gr.Row(visible="ask" in tasks),
+            at.foresee: gr.Button(visible=self.model.has_futures),
+        }
+
+    def _at_the_start(self) -> Updates:
+        """Return the updates that show the model and no world."""
+        at = self.at
+        shown = {at.worlds: "", at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
+        return self._offers() | shown | {at.live: ""}
+
+    async def _change(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
+        """Change to another model, which ends the worlds of all visitors."""
+        name = _field(event, "name")
+        if self.own is None or name not in self.cards:
+            raise InputError("There is no such world any more; reload the page.")
+        # Who cancels while the process of one model takes the place of another does not stop it halfway.
+        await asyncio.shield(asyncio.create_task(self._change_to(self.own, name)))
+        return self._at_the_start()
+
+    async def _change_to(self, own: "LocalServer", name: str) -> None:
+        async with self.changing:
+            if name == own.model:
+                return
+            # Of earlier changes, only servers know that their worlds have ended.
+            self.ended, self.histories = set(self.histories), {}
+            try:
+                await asyncio.to_thread(own.switch, name)
+            finally:
+                await self._read_model()
+
+    def _frame(self, request: gr.Request) -> str:
+        """Return the page for live play, of the address by which the visitor reached this one."""
+        address = self.client.base_url
+        if self.own is not None and self.own.key is not None:
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or "127.0.0.1"
+            host = f"[{host}]" if ":" in host else host
+            return _frame(f"http://{host}:{self.own.port}", f"#key={self.own.key}")
+        return _frame(address)
+
     # ---- start -----------------------------------------------------------------------------------------
 
     async def _start_scene(
         self, history: RolloutHistory | None, event: gr.EventData, seed: float | None
     ) -> Updates:
+        if _field(event, "model") not in ("", self.names[0]):
+            raise WorldEndedError(f"This page has changed to {self.names[0]}; pick one of its scenes.")
         image = self.start_images[_index(event, len(self.start_images))].image
         return await self._start(history, Origin(_seed(seed), image), self.catalog.targets_in(image))
 
@@ -328,8 +421,7 @@ class Page:
 
     async def _reset(self, history: RolloutHistory, event: gr.EventData) -> Updates:
         await self._drop(history)
-        at = self.at
-        return {at.worlds: "", at.start: gr.Column(visible=True), at.play: gr.Column(visible=False)}
+        return self._at_the_start()
 
     # ---- futures --------------------------------------------------------------------------------------
 
@@ -488,8 +580,9 @@ def _index(event: gr.EventData, count: int) -> int:
     return int(index)
 
 
-def _frame(base_url: str) -> str:
+def _frame(base_url: str, fragment: str = "") -> str:
+    address = escape(f"{base_url}/play{fragment}", quote=True)
     return (
-        f'<iframe src="{escape(base_url, quote=True)}/play" title="Play live" referrerpolicy="no-referrer" '
+        f'<iframe src="{address}" title="Play live" referrerpolicy="no-referrer" '
         'sandbox="allow-scripts allow-same-origin allow-forms"></iframe>'
     )

@@ -220,6 +220,7 @@ const HANDLERS = {
       idle: "The world was closed after a period without input.",
       session_limit: "The session has reached its time limit.",
       round_limit: "The world has reached its maximum number of rounds.",
+      server_stopping: "The server changes to another world, or stops. Reload the page to play on.",
     }[event.reason];
     if (why) complain(why);
   },
@@ -373,6 +374,11 @@ function pressed(event) {
 }
 
 if (window.top !== window) document.body.dataset.embedded = ""; // the page around it has a title
+const given = new URLSearchParams(location.hash.slice(1)).get("key"); // of the page around it
+if (given) {
+  sessionStorage.setItem("worldmodel.key", given);
+  history.replaceState(null, "", location.pathname + location.search);
+}
 $("key").value = sessionStorage.getItem("worldmodel.key") ?? "";
 $("start").addEventListener("submit", (event) => {
   event.preventDefault();

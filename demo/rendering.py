@@ -15,6 +15,7 @@ from worldmodel.media import Frame, Frames
 from worldmodel.media.encoding import encode_png, encode_video
 from worldmodel.serving.client import RemoteFuture
 from worldmodel.worlds.base import SuggestedAction, Target, World
+from worldmodel.worlds.gallery import Card
 
 STAGE_SIDE = 512
 """Least side of clips in pixels: browsers blur videos that they enlarge."""
@@ -154,10 +155,33 @@ def possible(futures: Sequence[RemoteFuture], action: str, fps: float) -> str:
     )
 
 
-def tiles(start_images: Iterable[StartImage]) -> str:
-    """Return the images to start from, or what else to start from."""
+def gallery(cards: Iterable[tuple[Card, bytes | None]], current: str) -> str:
+    """Return the worlds to change to, with a picture, a sentence and what each takes; empty for only one."""
+    cells = []
+    for card, picture in cards:
+        image = f'<img src="{data_uri(picture, "image/png")}" alt="">' if picture else "<i></i>"
+        height, width = card.size
+        facts = escape(f"{width} x {height} · takes {', '.join(card.takes)}")
+        shown = str(card.name == current).lower()
+        cells.append(
+            f'<button type="button" class="wm-card" data-name="{escape(card.name, quote=True)}" '
+            f'aria-pressed="{shown}">{image}<span><b>{escape(card.name)}</b>'
+            f"<small>{escape(card.about)}</small><small>{facts}</small></span></button>"
+        )
+    if len(cells) < 2:
+        return ""
+    return (
+        '<section aria-label="Worlds"><h2>Worlds</h2><p class="wm-quiet">Another one takes the place of the '
+        f'one that is loaded, and ends what is played in it.</p><div class="wm-cards">{"".join(cells)}</div>'
+        "</section>"
+    )
+
+
+def tiles(start_images: Iterable[StartImage], model: str = "") -> str:
+    """Return the images to start from, or what else to start from; `model` is the one they belong to."""
+    own = escape(model, quote=True)
     cells = [
-        f'<button type="button" class="wm-tile" data-index="{index}">'
+        f'<button type="button" class="wm-tile" data-index="{index}" data-model="{own}">'
         f'<img src="{image_uri(start.image)}" alt=""><small>{escape(start.title)}</small></button>'
         for index, start in enumerate(start_images)
     ]

@@ -1,11 +1,12 @@
 """WebSocket sessions, the AsyncAPI document, and the play page."""
 
 import importlib.resources
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fastapi import APIRouter, Response, WebSocket
+from fastapi import APIRouter, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from worldmodel.serving.auth import accepted_subprotocol, authenticate
@@ -21,7 +22,7 @@ router = APIRouter()
 MAX_SOCKETS = 256
 PLAY_FILES = {"play.js": "text/javascript", "controls.js": "text/javascript", "play.css": "text/css"}
 PLAY_HEADERS = {
-    # Nothing is loaded from other origins. The Gradio demo, on another local port, may embed the page.
+    # Nothing is loaded from other origins. The demo, on another port of this machine, may embed the page.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'self' http://127.0.0.1:* http://localhost:*"
@@ -89,9 +90,13 @@ def root() -> Response:
 
 
 @router.get("/play", include_in_schema=False)
-def play() -> Response:
+def play(request: Request) -> Response:
     """Return the play page, which asks for a key if the server requires one."""
-    return _page("play.html", "text/html")
+    page = _page("play.html", "text/html")
+    host = request.url.hostname or ""
+    if re.fullmatch(r"[\w.-]+", host, re.ASCII):
+        page.headers["Content-Security-Policy"] += f" http://{host}:*"
+    return page
 
 
 @router.get("/play/{name}", include_in_schema=False)

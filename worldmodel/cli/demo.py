@@ -14,7 +14,7 @@ def main(argv: list[str]) -> None:
         "Open a web page on which you steer a model, by text or by suggested actions, and can undo steps.\n"
         "The page uses a running server (--server), or starts one for itself.",
         "worldmodel demo shapes-tiny\n  worldmodel demo --server http://127.0.0.1:8000 --world shapes\n"
-        "  worldmodel demo --flow web.yaml",
+        "  worldmodel demo --host 0.0.0.0\n  worldmodel demo --flow web.yaml",
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="model to serve: a name or a folder (default: shapes-tiny)"
@@ -28,6 +28,14 @@ def main(argv: list[str]) -> None:
         metavar="NAME",
     )
     parser.add_argument("--port", type=int, help="port of the page (default: a free one from 7860)")
+    option(
+        parser,
+        "--host",
+        "address at which the page listens; 0.0.0.0 lets phones and other machines in the network play, by "
+        "an address with a key that the command prints, also as a QR code (default: 127.0.0.1). "
+        "WORLDMODEL_DEMO_KEY sets the key.",
+        default="127.0.0.1",
+    )
     option(parser, "--flow", "a data flow, whose clips a tab of the page shows", metavar="CONFIG")
     args = parser.parse_args(argv)
     if args.model and args.server:
@@ -40,4 +48,4 @@ def main(argv: list[str]) -> None:
 
     from worldmodel.demo import app
 
-    app.run(model, args.server, args.port, args.world, flow)
+    app.run(model, args.server, args.port, args.world, flow, args.host)

@@ -7,10 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from worldmodel.actions import ActionConfig
 from worldmodel.cli.parser import Parser
-from worldmodel.errors import ConfigError
 from worldmodel.models.loading import location
+from worldmodel.worlds.gallery import gallery
 
 POLICIES = {
     "random": "random actions",
@@ -47,21 +46,14 @@ def main(argv: list[str]) -> None:
 
 
 def worlds() -> Iterator[dict[str, Any]]:
-    """Yield the models that can be played: those that are shipped, then those of runs in this folder."""
-    shipped = {name: location.resolve(name) for name in location.shipped_models()}
-    own = {str(folder): folder for folder in sorted(Path("runs").glob("**/model"))}
-    for name, folder in (shipped | own).items():
-        try:
-            model = json.loads((folder / location.CONFIG).read_text(encoding="utf-8"))["model"]
-            size, takes = model["codec"]["image_size"], ActionConfig.of(model["action"]).kinds
-        except (OSError, ValueError, LookupError, TypeError, ConfigError):
-            continue  # a folder of something else
-        height, width = (size, size) if isinstance(size, int) else size
+    """Yield the models that can be played, as the gallery of `worldmodel demo` shows them."""
+    for card in gallery():
+        height, width = card.size
         yield {
-            "name": name,
+            "name": card.name,
             "size": f"{width} x {height}",
-            "takes": ", ".join(takes),
-            "about": model.get("about", ""),
+            "takes": ", ".join(card.takes),
+            "about": card.about,
         }
 
 
