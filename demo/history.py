@@ -5,18 +5,24 @@ the server no longer has is made again by playing its actions: equal seeds and a
 """
 
 import asyncio
+import io
 import secrets
+import tempfile
+import zipfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from worldmodel.actions import Action, AnyAction
 from worldmodel.actions.words import say
+from worldmodel.config import ActionConfig
 from worldmodel.episodes import Outcome
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
+from worldmodel.recording.played import PlayedEpisode, PlayedRound, write_played
 from worldmodel.serving.client import AsyncClient, AsyncRemoteWorld, RemoteFuture
 from worldmodel.serving.client.payloads import Observation
 from worldmodel.serving.errors import NotFoundError
@@ -300,6 +306,36 @@ class RolloutHistory:
     def frames(self) -> np.ndarray:
         """Return all frames up to the current moment, uint8 `[t, h, w, 3]`."""
         return np.concatenate([moment.clip for moment in self.branch.moments[: self.branch.at + 1]])
+
+    def dataset(self) -> bytes:
+        """Return the branches up to their current moments as a zipped LeRobot dataset.
+
+        Raises:
+            InputError: nothing was played, or the actions have no numbers.
+            OutputError: pyarrow is not installed.
+        """
+        info = self.branch.world.info
+        schema = info.action_schema
+        episodes = [
+            PlayedEpisode(
+                branch.moments[0].clip[-1],
+                [
+                    PlayedRound(moment.action or Action(), moment.clip, moment.outcome)
+                    for moment in branch.moments[1 : branch.at + 1]
+                ],
+                info.seed,
+            )
+            for branch in self.branches
+        ]
+        takes = ActionConfig.of({**schema.kinds, "per_round": schema.per_round})
+        with tempfile.TemporaryDirectory() as folder:
+            write_played(Path(folder), episodes, info.fps, takes)
+            packed = io.BytesIO()
+            with zipfile.ZipFile(packed, "w") as archive:  # videos and tables are compressed already
+                for file in sorted(Path(folder).rglob("*")):
+                    if file.is_file():
+                        archive.write(file, Path("played") / file.relative_to(folder))
+        return packed.getvalue()
 
     @property
     def worlds(self) -> list[AsyncRemoteWorld]:

@@ -125,6 +125,7 @@ class Layout:
             with gr.Row(elem_id="wm-ends"):
                 self.mp4 = _button("Save MP4", "wm-mp4")
                 self.gif = _button("Save GIF", "wm-gif")
+                self.data = _button("Save dataset", "wm-data")
                 self.anew = _button("New world", "wm-new")
             # The saved clip is passed to the browser as a data URI; the style sheet hides this component.
             self.download = gr.Textbox(show_label=False, container=False, elem_id="wm-download")

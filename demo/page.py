@@ -45,7 +45,8 @@ SAVE = """
   if (!uri) return;
   const link = document.createElement('a');
   link.href = uri;
-  link.download = uri.startsWith('data:image/gif') ? 'rollout.gif' : 'rollout.mp4';
+  const names = {'image/gif': 'rollout.gif', 'video/mp4': 'rollout.mp4', 'application/zip': 'played.zip'};
+  link.download = names[uri.slice(5, uri.indexOf(';'))];
   link.click();
 }
 """
@@ -148,8 +149,12 @@ class Page:
         on(at.explain.click, self._explain, [], "Finding the last action")
         for event in (at.ask.click, at.question.submit):
             on(event, self._ask, [at.question], lambda _, question: question)
-        for button, suffix in ((at.mp4, "mp4"), (at.gif, "gif")):
-            saved = on(button.click, functools.partial(self._save, suffix), [], "Encoding the clip")
+        for button, save, label in (
+            (at.mp4, functools.partial(self._save, "mp4"), "Encoding the clip"),
+            (at.gif, functools.partial(self._save, "gif"), "Encoding the clip"),
+            (at.data, self._save_dataset, "Writing the dataset"),
+        ):
+            saved = on(button.click, save, [], label)
             saved.then(None, at.download, None, js=SAVE).then(
                 lambda: "", None, at.download, show_progress="hidden"
             )
@@ -471,6 +476,10 @@ class Page:
             rendering.video_uri, history.frames(), fps, rendering.SAVED_SIDE, suffix
         )
         return {self.at.download: uri}
+
+    async def _save_dataset(self, history: RolloutHistory, event: gr.EventData) -> Updates:
+        packed = await asyncio.to_thread(history.dataset)
+        return {self.at.download: rendering.data_uri(packed, "application/zip")}
 
     def _show(self, history: RolloutHistory) -> Updates:
         """Return the values of all components for a rollout history."""

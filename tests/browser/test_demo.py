@@ -148,7 +148,11 @@ def test_steer_undo_fork_compare_and_save(page: Any, tmp_path: Path, server: str
     page.click(".wm-branches button >> nth=0")
     stands_at(page, 1, 2)
 
-    for button, head, name in (("mp4", b"ftyp", "rollout.mp4"), ("gif", b"GIF89a", "rollout.gif")):
+    for button, head, name in (
+        ("mp4", b"ftyp", "rollout.mp4"),
+        ("gif", b"GIF89a", "rollout.gif"),
+        ("data", b"PK", "played.zip"),
+    ):
         with page.expect_download() as download:
             page.click(f"#wm-{button}")
         assert download.value.suggested_filename == name
