@@ -34,6 +34,17 @@ MAX_MOMENTS = 200
 """Maximum number of moments of a branch, whose frames are kept in memory."""
 MAX_POSSIBLE = 8
 """Maximum number of possible futures that are shown."""
+NUM_SEEDS = 4
+"""Number of seeds that are shown of a model that cannot list its futures."""
+
+
+@dataclass(frozen=True)
+class SeededFuture:
+    """What follows with a seed, of a model that cannot list its futures."""
+
+    seed: int
+    frames: Frames
+    """uint8 `[t, h, w, 3]`."""
 
 
 @dataclass
@@ -54,6 +65,8 @@ class Moment:
     """Whether the model does not know such pictures; only of a start."""
     code: tuple[int, ...] | None = None
     """Names the future that the visitor chose among several; None if one was drawn."""
+    seed: int | None = None
+    """Seed of the round that the visitor chose among several; None for the world's."""
 
     @property
     def label(self) -> str:
@@ -116,7 +129,7 @@ class RolloutHistory:
     current: int = 0
     futures: list[tuple[AsyncRemoteWorld, Moment]] = field(default_factory=list)
     """Two compared worlds, each one step ahead of the branch."""
-    possible: list[RemoteFuture] = field(default_factory=list)
+    possible: list[RemoteFuture] | list[SeededFuture] = field(default_factory=list)
     """What may follow from the current moment by `foreseen_action`, the most probable first."""
     foreseen_action: Action = field(default_factory=Action)
     count: int = 1
@@ -186,28 +199,49 @@ class RolloutHistory:
             )
         return self.branch
 
-    async def step(self, action: AnyAction, code: tuple[int, ...] | None = None) -> None:
+    async def step(
+        self, action: AnyAction, code: tuple[int, ...] | None = None, seed: int | None = None
+    ) -> None:
         """Run a round from the current moment, and drop the moments after it.
 
-        With the `code` of a possible future, that future happens.
+        With the `code` or `seed` of a possible future, that future happens.
         """
         branch, threshold = self._branch_with_room(), self.model.confidence_threshold
         await self.drop_futures()
         parsed, world = Action.of(action), await self._synchronised()
-        result = await world.step(parsed, confidence=threshold is not None, code=code)
+        result = await world.step(parsed, confidence=threshold is not None, code=code, seed=seed)
         doubtful = threshold is not None and world.confidence is not None and world.confidence < threshold
-        moment = Moment(parsed, result.frames, outcome=result.outcome, doubtful=doubtful, code=code)
+        moment = Moment(
+            parsed, result.frames, outcome=result.outcome, doubtful=doubtful, code=code, seed=seed
+        )
         branch.append(await self._complete(world, moment, branch.now))
 
     async def foresee(self, action: AnyAction) -> None:
         """List what may follow from the current moment; nothing happens yet."""
-        parsed = Action.of(action)
-        found = await (await self._synchronised()).futures(parsed, max_futures=MAX_POSSIBLE)
+        parsed, world = Action.of(action), await self._synchronised()
+        if self.model.has_futures:
+            found = await world.futures(parsed, max_futures=MAX_POSSIBLE)
+        else:
+            found = await self._seeded(world, parsed)
         self.possible, self.foreseen_action = found, parsed
+
+    async def _seeded(self, parent: AsyncRemoteWorld, action: Action) -> list[SeededFuture]:
+        """Play an action with several seeds in forks, the world's own first."""
+        seeds = range(parent.info.seed, parent.info.seed + NUM_SEEDS)
+
+        async def play(seed: int) -> SeededFuture:
+            async with await parent.fork() as world:
+                return SeededFuture(seed, (await world.step(action, seed=seed)).frames)
+
+        return list(await asyncio.gather(*map(play, seeds)))
 
     async def happen(self, index: int) -> None:
         """Let one of the possible futures happen."""
-        await self.step(self.foreseen_action, self.possible[index].code)
+        future = self.possible[index]
+        if isinstance(future, SeededFuture):
+            await self.step(self.foreseen_action, seed=future.seed)
+        else:
+            await self.step(self.foreseen_action, future.code)
 
     async def undo(self) -> None:
         """Go back by one moment."""
@@ -254,7 +288,7 @@ class RolloutHistory:
                 raise
             await branch.world.reset()
             for earlier in branch.moments[1 : index + 1]:
-                await branch.world.step(earlier.action, code=earlier.code)
+                await branch.world.step(earlier.action, code=earlier.code, seed=earlier.seed)
             moment.snapshot = await branch.world.snapshot()
 
     async def fork(self) -> None:

@@ -348,7 +348,7 @@ class Page:
             at.describe: gr.Button(visible="describe" in tasks),
             at.explain: gr.Button(visible="inverse" in tasks),
             at.asking: gr.Row(visible="ask" in tasks),
-            at.foresee: gr.Button(visible=self.model.has_futures),
+            at.foresee: gr.Button("Futures" if self.model.has_futures else "Seeds"),
         }
 
     def _at_the_start(self) -> Updates:

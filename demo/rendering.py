@@ -8,7 +8,9 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from worldmodel.demo.history import Branch, Moment, RolloutHistory
+import numpy as np
+
+from worldmodel.demo.history import Branch, Moment, RolloutHistory, SeededFuture
 from worldmodel.demo.jobs import Job
 from worldmodel.episodes import StartImage
 from worldmodel.media import Frame, Frames
@@ -138,20 +140,27 @@ def _swatch(colour: tuple[int, int, int] | None) -> str:
     return f'<i style="background:rgb{colour}"></i>' if colour else ""
 
 
-def possible(futures: Sequence[RemoteFuture], action: str, fps: float) -> str:
-    """Return what may follow from a moment: for each future a button with its clip and its share."""
+def possible(futures: Sequence[RemoteFuture | SeededFuture], action: str, fps: float) -> str:
+    """Return what may follow from a moment: for each future a button with its clip and its share or seed."""
     cells = []
     for index, future in enumerate(futures):
-        share = f"{future.probability:.0%}"
+        seeded = isinstance(future, SeededFuture)
+        name = f"seed {future.seed}" if seeded else f"{future.probability:.0%}"
+        said = f"with {name}" if seeded else f"which has a share of {name}"
         clip = video_uri(future.frames, fps, TILE_SIDE, "gif")
         cells.append(
             f'<button type="button" class="wm-tile" data-index="{index}" '
-            f'aria-label="Let future {index + 1} happen, which has a share of {share}">'
-            f'<img src="{clip}" alt=""><small>{share}</small></button>'
+            f'aria-label="Let future {index + 1} happen, {said}">'
+            f'<img src="{clip}" alt=""><small>{name}</small></button>'
         )
+    words = f"What may follow after “{escape(action)}”, and how often."
+    if futures and isinstance(futures[0], SeededFuture):
+        words = f"“{escape(action)}” with several seeds. This model cannot say how probable each is."
+        if all(np.array_equal(future.frames, futures[0].frames) for future in futures):
+            words = f"“{escape(action)}” gives the same frames with every seed: chance plays no part here."
     return (
-        f'<p class="wm-quiet">What may follow after “{escape(action)}”, and how often. Select one to let it '
-        f'happen.</p><div class="wm-tiles">{"".join(cells)}</div>'
+        f'<p class="wm-quiet">{words} Select one to let it happen.</p>'
+        f'<div class="wm-tiles">{"".join(cells)}</div>'
     )
 
 

@@ -122,6 +122,8 @@ class StepRequest(RequestBody):
     action: Action = None
     code: Annotated[list[Annotated[int, Field(ge=0, lt=2**20)]], Field(max_length=4096)] | None = None
     """Code of the future that happens, as `futures` lists them; by default one is drawn."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of this round alone; by default the world's."""
 
 
 class FuturesRequest(RequestBody):

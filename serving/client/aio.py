@@ -115,17 +115,23 @@ class AsyncRemoteWorld:
         ]
 
     async def step(
-        self, action: AnyAction = None, *, confidence: bool = False, code: Sequence[int] | None = None
+        self,
+        action: AnyAction = None,
+        *,
+        confidence: bool = False,
+        code: Sequence[int] | None = None,
+        seed: int | None = None,
     ) -> StepResult:
         """Play one round and return its frames and outcome; None is the empty action.
 
-        With the `code` of one of `futures`, that future happens.
+        With the `code` of one of `futures`, that future happens; with a `seed`, this round has that one.
 
         If the response is lost, repeating the call returns the same result: the round is played once. With
         `confidence`, the attribute says how well the round fits an action in words, for one more pass of the
         backbone.
         """
         body = {"step_id": self.round + 1, "action": as_json(action), "code": code and list(code)}
+        body |= drop_none(seed=seed)
         params = {"confidence": "true"} if confidence else {}
         received = await self._api.frames("POST", f"{self._path}/step", params, json=body)
         self.round += 1

@@ -114,7 +114,7 @@ async def step(
     if confidence:
         context.service.check_confidence()
     frames = await while_connected(
-        request, context.worlds.step(world, body.step_id, plain(body.action), body.code)
+        request, context.worlds.step(world, body.step_id, plain(body.action), body.code, body.seed)
     )
     outcome, fit = world.world.outcome, None
     if confidence and action.text is not None:

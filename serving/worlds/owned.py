@@ -21,6 +21,7 @@ class CommittedStep:
     action: Action
     frames: np.ndarray
     code: tuple[int, ...] | None = None
+    seed: int | None = None
 
 
 @dataclass(eq=False, frozen=True)

@@ -385,10 +385,11 @@ class WorldRegistry:
         step_id: int,
         action: str | Mapping[str, Any] | None,
         code: Sequence[int] | None = None,
+        seed: int | None = None,
     ) -> np.ndarray:
         """Play round `step_id`, or return its frames again if it is the last one played.
 
-        With a `code`, the future that it names happens.
+        With a `code`, the future that it names happens; with a `seed`, this round has that one.
 
         Raises:
             ConflictError: it was played with another action, or is neither the last round nor the next one.
@@ -398,9 +399,9 @@ class WorldRegistry:
         async with self._locked(entry):
             last, next_id = entry.last_step, entry.world.round + 1
             if last is not None and last.step_id == step_id:
-                if (last.action, last.code) != (act, chosen):
+                if (last.action, last.code, last.seed) != (act, chosen, seed):
                     raise ConflictError(
-                        f"Step {step_id} was played with another action or code; the next step_id is "
+                        f"Step {step_id} was played with another action, code or seed; the next step_id is "
                         f"{next_id}.",
                         "step_already_committed",
                     )
@@ -411,11 +412,11 @@ class WorldRegistry:
             began = time.monotonic()
             entry.progress = 0.0
             try:
-                frames = await self._run(entry, entry.world.step(act, entry.report, chosen))
+                frames = await self._run(entry, entry.world.step(act, entry.report, chosen, seed))
             finally:
                 entry.progress = None
             self.metrics.chunk(time.monotonic() - began)
-            entry.last_step = CommittedStep(step_id, act, frames, chosen)
+            entry.last_step = CommittedStep(step_id, act, frames, chosen, seed)
             await self._save(entry, changed=True)
             return frames
 

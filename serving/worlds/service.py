@@ -8,7 +8,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -431,8 +431,11 @@ class World:
         action: AnyAction = None,
         on_progress: Progress | None = None,
         code: Sequence[int] | None = None,
+        seed: int | None = None,
     ) -> np.ndarray:
         """Play one round and return its frames, uint8 `[t, h, w, 3]`; None is the null action.
+
+        With a `seed`, this round alone has that one instead of the world's.
 
         Raises:
             InputError: the model does not take such an action or code, or the world has reached its maximum
@@ -442,9 +445,10 @@ class World:
             raise InputError(
                 f"This world has played {self.round} rounds, its maximum; reset it or start another."
             )
-        self._state = await self._service.play(
-            self.settings, self._state, Action.of(action), on_progress, code
-        )
+        before = self._state
+        drawn = before if seed is None else replace(before, seeds=(seed,))
+        played = await self._service.play(self.settings, drawn, Action.of(action), on_progress, code)
+        self._state = played if seed is None else replace(played, seeds=before.seeds)
         return self.last_frames
 
     async def futures(self, action: AnyAction, num_draws: int, max_futures: int) -> list[Future]:

@@ -120,7 +120,7 @@ def test_a_visitor_picks_one_of_the_possible_futures(
 
     async def body(page: Any, shown: dict[Any, Any]) -> None:
         at, worlds = page.at, shown[page.at.worlds]
-        assert (await page._greet(""))[at.foresee].visible
+        assert (await page._greet(""))[at.foresee].value == "Futures"
         listed = (await click(page, "a", at.foresee, worlds, "the ball wanders off"))[at.possible]
         (history, _) = page.histories[worlds.split()[0]]
         shares = [round(100 * future.probability) for future in history.possible]
@@ -134,6 +134,33 @@ def test_a_visitor_picks_one_of_the_possible_futures(
         assert "no longer exists" in gone[at.status] and history.branch.at == 1
 
     visit(serve(model, requests_per_minute=60_000), body)
+
+
+def test_a_model_without_a_code_shows_several_seeds(
+    make_model: Callable[..., WorldModel], serve: Callable[..., str]
+) -> None:
+    async def body(page: Any, shown: dict[Any, Any]) -> None:
+        at, worlds = page.at, shown[page.at.worlds]
+        listed = (await click(page, "a", at.foresee, worlds, "the ball wanders off"))[at.possible]
+        assert re.findall(r"<small>(seed \d)</small>", listed) == ["seed 3", "seed 4", "seed 5", "seed 6"]
+        assert "same frames" not in listed
+        (history, _) = page.histories[worlds.split()[0]]
+        frames = [future.frames for future in history.possible]
+        assert not np.array_equal(frames[0], frames[1])
+        live = [world.id for world in await page.client.worlds.list()]
+        await click(page, "a", at.possible, worlds, data={"index": "1"})
+        assert (history.branch.now.seed, history.branch.at) == (4, 1)
+        np.testing.assert_array_equal(history.branch.now.clip, frames[1])
+        # Seeds are of one round: without one, the world's own is drawn, also in a replay.
+        await history.step("the ball wanders off")
+        second = history.branch.now.clip
+        history.branch.moments[1].snapshot = history.branch.moments[2].snapshot = None
+        await history.go(0)
+        await history.go(2)
+        np.testing.assert_array_equal(await history.branch.world.frames(), second)
+        assert [world.id for world in await page.client.worlds.list()] == live, "forks were closed"
+
+    visit(serve(make_model(), requests_per_minute=60_000), body)
 
 
 def test_two_pages_of_a_visitor_play_one_after_the_other(address: str) -> None:
