@@ -280,9 +280,10 @@ export function onRelease(controls) {
 function hint(things, moves, drags, says) {
   const parts = [];
   if (things.length) parts.push("Choose an object by its colour, then an action.");
-  if (moves.length) parts.push("Arrow keys move.");
+  const touched = matchMedia("(hover: none) and (pointer: coarse)").matches;
+  if (moves.length) parts.push(touched ? "The arrows move." : "Arrow keys move.");
   if (drags) parts.push("Drag on the picture to look around.");
-  if (says) parts.push("Or describe an action in text.");
+  if (says) parts.push(parts.length ? "Or describe an action in text." : "Describe an action in text.");
   return parts.join(" ");
 }
 

@@ -78,7 +78,7 @@ class Layout:
 
     def _lay_out_start(self) -> None:
         self.gallery = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-gallery")
-        gr.HTML('<h2>Pick a scene</h2><p class="wm-quiet">Then say what happens next, round after round.</p>')
+        gr.HTML('<h2>Pick a scene</h2><p class="wm-quiet">Then choose what is done, round after round.</p>')
         self.starting = gr.HTML(js_on_load=ON_CLICK, elem_classes="wm-progress")
         self.tiles = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-tiles")
         with gr.Row(equal_height=False, elem_id="wm-own"):

@@ -235,6 +235,7 @@ class Page:
             updates = {}
         except WorldModelError as error:
             updates = self._at_the_start() if isinstance(error, WorldEndedError) else {}
+            updates |= {self.at.upload: None}  # a file that was refused does not stay there
             queue.note = self._explain_error(error)
         finally:
             job.cancel()

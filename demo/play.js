@@ -5,7 +5,7 @@ import { Controls, onRelease } from "./controls.js";
 const $ = (id) => document.getElementById(id);
 const KEPT_LOG = 6;
 const LEAST_SIDE = 512;
-const OVER = "The episode ends here. Stop it and start again, or restore a snapshot.";
+const OVER = "The episode ends here. Start a new world, or restore a snapshot.";
 const UNKNOWN = "This world does not know that picture, and will make something else of it.";
 const LOSSLESS_SIDE = 128; // pixels
 const LOOK = "look"; // event id of the descriptions that say which things are there

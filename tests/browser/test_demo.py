@@ -377,6 +377,8 @@ def test_errors_are_warnings_and_change_nothing(page: Any, tmp_path: Path) -> No
     (tmp_path / "notes.png").write_text("not an image")
     page.set_input_files("#wm-upload input[type=file]", tmp_path / "notes.png")
     assert "unknown kind" in note(page)
+    page.wait_for_selector("#wm-upload input[type=file]", state="attached")  # the file has left the box
+    assert "notes.png" not in page.inner_text("#wm-upload")
     assert page.locator("#wm-play").is_hidden()
     page.reload()
     page.wait_for_selector(".wm-tile")
