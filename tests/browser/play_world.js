@@ -1,8 +1,8 @@
 // Plays rounds with the modules and the worker of an exported page; returns the frames in base64.
-async ({ start, seed, actions }) => {
+async ({ start, seed, actions, foreign }) => {
   const assets = await import("./assets.js");
   const meta = JSON.parse(new TextDecoder().decode(await assets.bytes("web.json")));
-  const names = { encode: "encode.onnx", round: "round.onnx", wasm: "runtime/ort.wasm" };
+  const names = { encode: "encode.onnx", round: "round.onnx", decode: "decode.onnx", wasm: "runtime/ort.wasm" };
   if (meta.action.kinds.text) {
     Object.assign(names, { tokenizer: "tokenizer.json", tokenizer_config: "tokenizer_config.json" });
   }
@@ -28,7 +28,8 @@ async ({ start, seed, actions }) => {
   };
   let made = start.text
     ? await ask("imagine", { text: start.text, seed })
-    : await ask("start", { rgba: bytes(start.rgba), seed });
+    : await ask("start", { rgba: bytes(start.rgba), seed, foreign });
+  if (foreign) return made.score;
   const rounds = made.frames ? [{ frames: text(made.frames) }] : [];
   for (const action of actions) {
     made = await ask("step", { state: made.state, action });

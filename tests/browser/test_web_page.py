@@ -301,6 +301,48 @@ def test_an_upload_stays_in_the_browser(exported: Callable[[str], Path], page: A
         assert [url for url in requests if not url.startswith(("data:", "blob:"))] == []
 
 
+@pytest.mark.parametrize("name", ["minigrid-doorkey", "shapes-tiny"])
+def test_pictures_have_the_observation_score_of_python(
+    name: str, exported: Callable[[str], Path], page: Any
+) -> None:
+    model = WorldModel.from_pretrained(name)
+    start = np.asarray(start_images(model)[0].image)
+    noise = np.random.default_rng(0).integers(0, 256, start.shape, dtype=np.uint8)
+    with served(exported(name)) as address:
+        for image in (start, noise):
+            session = model.session(num_inference_steps=0)
+            session.reset(image)
+            truth = session.observation_score()
+            page.goto(address)
+            asked = {"start": {"rgba": rgba(image)}, "seed": 0, "actions": [], "foreign": True}
+            assert page.evaluate(PLAY, asked) == pytest.approx(truth, rel=0.01, abs=0.01)
+
+
+def test_the_page_says_that_it_does_not_know_a_picture(
+    exported: Callable[[str], Path], page: Any, tmp_path: Path
+) -> None:
+    upload = tmp_path / "upload.png"
+    noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+    for image, unknown in (
+        (noise, True),
+        (start_images(WorldModel.from_pretrained("minigrid-doorkey"))[0].image, False),
+    ):
+        Image.fromarray(image).save(upload)
+        with served(exported("minigrid-doorkey")) as address:
+            page.goto(address)
+            page.set_input_files("#file", upload)
+            page.wait_for_selector('#screen[data-round="0"]')
+            assert ("does not know that picture" in page.inner_text("#said")) == unknown
+
+
+def test_a_browser_without_simd_is_told(exported: Callable[[str], Path], page: Any) -> None:
+    page.add_init_script("WebAssembly.validate = () => false")
+    with served(exported("minigrid-doorkey")) as address:
+        page.goto(address)
+        page.wait_for_selector("#alert:not(:empty)")
+        assert "SIMD" in page.inner_text("#alert")
+
+
 def test_a_truncated_folder_is_named(exported: Callable[[str], Path], page: Any, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     subprocess.run(["cp", "-r", str(exported("minigrid-doorkey")), str(folder)], check=True)

@@ -81,7 +81,7 @@ def write_folder(model: WorldModel, folder: Path, name: str, libraries: Path) ->
     for file in ("controls.js", "play.css"):
         (folder / file).write_bytes((demo / file).read_bytes())
     described = describe(model, name, starts)
-    graph_bytes = [(folder / file).read_bytes() for file in ("encode.onnx", "round.onnx")]
+    graph_bytes = [(folder / file).read_bytes() for file in ("encode.onnx", "round.onnx", "decode.onnx")]
     described["fingerprint"] = hashlib.sha256(b"".join(graph_bytes)).hexdigest()[:16]
     described["files"] = {
         str(file.relative_to(folder)): file.stat().st_size
@@ -128,6 +128,9 @@ def describe(model: WorldModel, name: str, starts: list[dict[str, str]]) -> dict
         "numbers": _numbers(model),
         "code": None if code is None else {"length": code.length, "classes": code.classes},
         "outcome": model.state.outcome is not None,
+        "known": None
+        if model.known is None
+        else {"error": model.known.error, "distance": model.known.distance},
         "blank": {"shape": list(blank.shape), "values": blank.flatten().tolist()} if imagines else None,
         "action": {
             "per_round": config.action.per_round,

@@ -1,4 +1,7 @@
-"""Two ONNX graphs of a world: `encode` makes the context of a first frame, `round` plays one round.
+"""Three ONNX graphs of a world: of a first frame, a round, and frames.
+
+`encode` makes the context of a first frame, `round` predicts the latents of a round, and `decode` makes
+frames of latents.
 
 What changes from round to round goes in and comes out, so the page keeps it as it likes: undo and forks are
 free. `round` gets the rounds before in one of two ways: their keys and values (`past`), or their embeddings
@@ -26,6 +29,7 @@ from worldmodel.models.layers import attention
 from worldmodel.models.outcome import symexp
 from worldmodel.models.vision.adapter import LatentVision, Observation
 from worldmodel.models.world_model import WorldModel
+from worldmodel.rollout.observation_score import states_of
 
 OPSET = 18
 NUMBER_KINDS = ("vector", "mouse")
@@ -67,6 +71,21 @@ class EncodeGraph(nn.Module):
         return self.model.codec.context(latents, None, self.model.config.context_latents)
 
 
+class DecodeGraph(nn.Module):
+    """Latents to frames, as a canvas has them, and the pixels of the first one as the codec gave them."""
+
+    def __init__(self, model: WorldModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, latents: Float[Tensor, "1 s c h w"]
+    ) -> tuple[UInt8[Tensor, "t h2 w2 4"], Float[Tensor, "h2 w2 3"]]:
+        pixels = rearrange((self.model.decode(latents)[0] + 1) * 127.5, "t c h w -> t h w c")
+        frames = F.pad(pixels.round(), (0, 1), value=255.0).to(torch.uint8)  # opaque, as a canvas wants it
+        return frames, pixels[0]
+
+
 class RoundGraph(nn.Module):
     """One round of one world with 0 denoising steps."""
 
@@ -75,6 +94,8 @@ class RoundGraph(nn.Module):
         self.model = model
         self.table = nn.Parameter(_token_table(model))
         self.kinds = number_kinds(model)
+        if model.known is not None:
+            self.known = nn.Parameter(model.known.states)
         rows = (len(each.names) for each in model.action.embeddings.values() if isinstance(each, Rows))
         self.first_key = len(self.table) - sum(rows)
 
@@ -120,16 +141,15 @@ class RoundGraph(nn.Module):
         present = torch.stack([torch.stack([layer.keys, layer.values]) for layer in layers])
         state = model.read_state(hidden, context, draws=draws, sampling=CodeSampling())
         assert state.forecast is not None, "`check` refuses models without a forecast"
-        pixels = model.decode(state.forecast)[0]
-        frames = rearrange((pixels + 1) * 127.5, "t c h w -> t h w c").round()
-        frames = F.pad(frames, (0, 1), value=255.0).to(torch.uint8)  # opaque, as a canvas wants it
         after = model.codec.context(state.forecast, None, model.config.context_latents, context)
-        outputs = [frames, after, round_embeds, present]
+        outputs = [state.forecast, after, round_embeds, present]
         if model.state is not None and model.state.outcome is not None:
             bins, end = model.state.outcome(hidden)
             outputs += [symexp(bins.softmax(dim=1) @ model.state.outcome.bins), end]
         if state.code is not None and state.log_probability is not None:
             outputs += [state.code, state.log_probability]
+        if model.known is not None:
+            outputs.append((states_of(hidden) - self.known).square().sum(dim=1).amin(dim=0).sqrt())
         return tuple(outputs)
 
     def _embed(self, action: Int[Tensor, " n"], numbers: Float[Tensor, "k j"] | None) -> Float[Tensor, "n d"]:
@@ -180,7 +200,7 @@ def number_kinds(model: WorldModel) -> list[str]:
 
 
 def write(model: WorldModel, folder: Path) -> None:
-    """Write `encode.onnx` and `round.onnx`, with weights in bf16.
+    """Write `encode.onnx`, `round.onnx` and `decode.onnx`, with weights in bf16.
 
     Raises:
         ConfigError: a part of the model cannot go into them, or the package onnx is missing.
@@ -194,6 +214,15 @@ def write(model: WorldModel, folder: Path) -> None:
     model = copy.deepcopy(model).float().eval().requires_grad_(False)
     with torch.no_grad(), attention.using("sdpa"):
         _write(EncodeGraph(model), (_frame(model),), folder / "encode.onnx", ["frame"], ["context"], ({},))
+        latents = torch.zeros(1, 3, *model.config.latent_shape[1:])
+        _write(
+            DecodeGraph(model),
+            (latents,),
+            folder / "decode.onnx",
+            ["latents"],
+            ["frames", "first"],
+            ({1: torch.export.Dim.DYNAMIC},),
+        )
         names, args, dims = _round_inputs(model)
         _write(RoundGraph(model), args, folder / "round.onnx", names, round_outputs(model), dims)
 
@@ -203,7 +232,8 @@ def round_outputs(model: WorldModel) -> list[str]:
     assert model.state is not None, "`check` refuses models without a state"
     outcome = ["reward", "end"] if model.state.outcome is not None else []
     code = ["next_code", "log_probability"] if model.state.code is not None else []
-    return ["frames", "next_context", "round", "present", *outcome, *code]
+    known = ["distance"] if model.known is not None else []
+    return ["forecast", "next_context", "round", "present", *outcome, *code, *known]
 
 
 def _round_inputs(model: WorldModel) -> tuple[list[str], tuple[Any, ...], tuple[Any, ...]]:

@@ -7,6 +7,7 @@ const LEAST_SIDE = 256; // of saved pictures
 const KEPT_LOG = 6;
 const WARM_ROUNDS = 4;
 const MAX_AHEAD_ROUNDS = 1; // rounds that are made before their frames can be shown
+const UNKNOWN = "This world does not know that picture, and will make something else of it.";
 const MAX_WAITING = 4; // actions that wait for a round
 // A module with one SIMD instruction, which the runtime needs.
 const SIMD = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11);
@@ -74,7 +75,7 @@ async function load() {
 
 /** Load graphs, runtime and tokenizer, and start the worker. */
 async function prepare(meta) {
-  const names = { encode: "encode.onnx", round: "round.onnx", wasm: "runtime/ort.wasm" };
+  const names = { encode: "encode.onnx", round: "round.onnx", decode: "decode.onnx", wasm: "runtime/ort.wasm" };
   if (meta.action.kinds.text) Object.assign(names, { tokenizer: "tokenizer.json", tokenizer_config: "tokenizer_config.json" });
   const total = Object.values(names).reduce((sum, name) => sum + meta.files[name], 0);
   let seen = 0;
@@ -227,8 +228,8 @@ async function first(start, seed) {
   if (start?.text !== undefined) return player.ask("imagine", { text: start.text, seed });
   const rgba = start?.png ? await pixels(await (await fetch(start.png)).blob()) : game.starts[start]?.rgba;
   if (!rgba) throw new Error("This world has no such picture to start from.");
-  const { state } = await player.ask("start", { rgba: rgba.slice(), seed });
-  return { state, frames: rgba.slice() };
+  const { state, score } = await player.ask("start", { rgba: rgba.slice(), seed, foreign: Boolean(start?.png) });
+  return { state, score, frames: rgba.slice() };
 }
 
 /** Play rounds that nobody sees until the browser has compiled what they need, unless somebody acts first. */
@@ -296,7 +297,7 @@ function arrived(moment) {
   if (game.meta.outcome) $("reward").textContent = outcome ? outcome.reward.toFixed(2) : "–";
   $("probability-row").hidden = !game.meta.code;
   if (game.meta.code) $("probability").textContent = probability ? `${(100 * probability).toPrecision(2)} %` : "–";
-  tell(outcome?.ended ? "The episode ends here. Undo, or start again." : "");
+  tell(outcome?.ended ? "The episode ends here. Undo, or start again." : moment.score > 1 ? UNKNOWN : "");
   document.body.toggleAttribute("data-over", Boolean(outcome?.ended));
   $("undo").disabled = !moment.parent;
   $("run").textContent = game.running ? "Pause" : "Run";

@@ -23,12 +23,15 @@ const calls = {
     const graphs = {
       encode: await ort.InferenceSession.create(files.encode, options),
       round: await ort.InferenceSession.create(files.round, options),
+      decode: await ort.InferenceSession.create(files.decode, options),
     };
     world = new World(ort, meta, graphs, tokenizer);
   },
 
-  async start({ rgba, seed }) {
-    return { state: keep(await world.start(rgba, seed)) };
+  /** Start from a picture; one that is `foreign` gets an observation score. */
+  async start({ rgba, seed, foreign }) {
+    const state = await world.start(rgba, seed);
+    return { state: keep(state), score: foreign ? await world.score(state, rgba) : null };
   },
 
   async imagine({ text, seed }) {

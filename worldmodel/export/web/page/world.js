@@ -15,7 +15,7 @@ class State {
 }
 
 export class World {
-  /** @param {object} ort onnxruntime-web  @param {object} meta web.json  @param {object} graphs encode and round  @param {object} tokenizer of texts, if the model takes any */
+  /** @param {object} ort onnxruntime-web  @param {object} meta web.json  @param {object} graphs encode, round and decode  @param {object} tokenizer of texts, if the model takes any */
   constructor(ort, meta, graphs, tokenizer) {
     Object.assign(this, { ort, meta, graphs, tokenizer });
   }
@@ -26,6 +26,19 @@ export class World {
     const frame = new this.ort.Tensor("uint8", rgba, [height, width, 4]);
     const { context } = await this.graphs.encode.run({ frame });
     return new State({ context, seed, round: 0, history: [], past: this.noPast(), code: this.noCode() });
+  }
+
+  /** Return how unlike what the model knows a picture is, from which a state began; null if the model does not say. */
+  async score(state, rgba) {
+    const { known } = this.meta;
+    if (!known) return null;
+    const { first } = await this.graphs.decode.run({ latents: state.context });
+    let error = 0;
+    first.data.forEach((value, i) => {
+      error += Math.abs(Math.min(255, Math.max(0, value)) - rgba[Math.floor(i / 3) * 4 + (i % 3)]);
+    });
+    const { distance } = await this.predict(state, null);
+    return Math.max(error / first.data.length / known.error, distance.data[0] / known.distance);
   }
 
   /** Start a world from a text; returns what `step` returns. */
@@ -40,14 +53,38 @@ export class World {
 
   /** Play a round; returns the state after it, its frames (RGBA) and its outcome. */
   async step(state, action) {
-    const { ort, meta } = this;
-    const { ids, numbers } = this.tokens(action);
+    const made = await this.predict(state, action);
+    const { frames } = await this.graphs.decode.run({ latents: made.forecast });
+    return {
+      state: new State({
+        context: made.next_context,
+        seed: state.seed,
+        round: state.round + 1,
+        history: [...this.remembered(state), made.round.data],
+        past: made.present,
+        code: made.next_code ?? state.code,
+      }),
+      frames: frames.data,
+      count: frames.dims[0],
+      outcome: made.reward ? { reward: made.reward.data[0], ended: made.end.data[0] > 0 } : null,
+      probability: made.log_probability ? Math.exp(made.log_probability.data[0]) : null,
+    };
+  }
+
+  /** Return the rounds before that the next one sees. */
+  remembered({ history }) {
     // As in Python, the oldest rounds are dropped several at once: positions change, and keys and values are then
     // computed again.
-    const kept = meta.history_rounds;
-    const trims = state.history.length > 2 * kept;
-    const history = trims ? state.history.slice(-kept) : state.history;
-    const again = trims || state.past === null;
+    const kept = this.meta.history_rounds;
+    return history.length > 2 * kept ? history.slice(-kept) : history;
+  }
+
+  /** Run the graph of a round. */
+  predict(state, action) {
+    const { ort, meta } = this;
+    const { ids, numbers } = this.tokens(action);
+    const history = this.remembered(state);
+    const again = history !== state.history || state.past === null;
     const feeds = {
       context: state.context,
       action: new ort.Tensor("int64", BigInt64Array.from(ids, BigInt), [ids.length]),
@@ -60,21 +97,7 @@ export class World {
       const draws = uniform(state.seed, state.round, meta.code.length);
       feeds.draws = new ort.Tensor("float32", draws, [1, meta.code.length]);
     }
-    const made = await this.graphs.round.run(feeds);
-    return {
-      state: new State({
-        context: made.next_context,
-        seed: state.seed,
-        round: state.round + 1,
-        history: [...history, made.round.data],
-        past: made.present,
-        code: made.next_code ?? state.code,
-      }),
-      frames: made.frames.data,
-      count: made.frames.dims[0],
-      outcome: made.reward ? { reward: made.reward.data[0], ended: made.end.data[0] > 0 } : null,
-      probability: made.log_probability ? Math.exp(made.log_probability.data[0]) : null,
-    };
+    return this.graphs.round.run(feeds);
   }
 
   /** Keys and values of a state take megabytes; without them its next round computes its history again. */
