@@ -475,3 +475,22 @@ def test_a_reward_that_is_no_number_keeps_the_episodes_before(tmp_path: Path) ->
     with pytest.raises(InputError, match="nan"):
         recording.record(Late(made), tmp_path / "set", 5, "lerobot")
     assert {row["episode_index"] for row in rows(tmp_path / "set")} == {0, 1}
+
+
+def test_keys_get_the_names_that_a_user_gives_them(tmp_path: Path) -> None:
+    from worldmodel.cli import record
+
+    common = ["CartPole-v1", "--episodes", "1", "--max-steps", "3", "--size", "32"]
+    record.main([*common, "--out", str(tmp_path / "named"), "--keys", "left, right"])
+    info = json.loads((tmp_path / "named" / "meta" / "info.json").read_text())
+    spec = info["worldmodel"]["action_spec"]
+    assert [each["name"] for each in spec] == ["left", "right"]
+    assert {each["kind"] for each in spec} == {"key"}
+    file = tmp_path / "spec.json"
+    file.write_text('[{"name": "a"}, {"name": "b"}]')
+    for wrong in (["--keys", "left,left"], ["--keys", "left,"], ["--keys", "left,right,up"]):
+        with pytest.raises(InputError):
+            record.main([*common, "--out", str(tmp_path / "wrong"), *wrong])
+    with pytest.raises(InputError):
+        record.main([*common, "--out", str(tmp_path / "wrong"), "--keys", "a,b", "--action-spec", str(file)])
+    assert not (tmp_path / "wrong").exists()

@@ -1,6 +1,8 @@
 """`worldmodel record`: record an environment, or a world of the library, as training data."""
 
 import json
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def main(argv: list[str]) -> None:
             args.fps,
             tuple(args.camera),
             args.epsilon,
-            tuple(_json_file(args.action_spec) if args.action_spec else ()),
+            _action_details(args),
             dict(map(env_arg, args.env_arg)),
         )
         path = recording.record_environment(
@@ -109,6 +111,13 @@ def _add_environment_options(parser: Parser) -> None:
         "JSON list with name, unit, scale and frame of each number of an action",
         metavar="FILE",
     )
+    option(
+        environment,
+        "--keys",
+        "names of the keys, such as glide,flap (default: those of the environment, or action_0, action_1, …)",
+        "",
+        metavar="NAME,NAME",
+    )
     option(environment, "--env-arg", "argument of the environment", metavar="KEY=VALUE", repeated=True)
     option(environment, "--workers", "processes that play", 0)
     option(
@@ -130,6 +139,18 @@ def frame_size(text: str) -> int | tuple[int, int] | None:
     if not all(side >= 16 and side % 2 == 0 for side in sides) or len(sides) > 2:
         raise InputError(f"--size is {text!r}; use an even number from 16 up, or two such as 96x128.")
     return None if not sides else sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _action_details(args: Namespace) -> tuple[Mapping[str, Any], ...]:
+    """Return what the user says of each number of an action; empty if nothing."""
+    if not args.keys:
+        return tuple(_json_file(args.action_spec) if args.action_spec else ())
+    if args.action_spec:
+        raise InputError("--keys and --action-spec both name the actions; use one of them.")
+    names = [name.strip() for name in args.keys.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise InputError(f"--keys is {args.keys!r}; use a different name for each, such as glide,flap.")
+    return tuple({"name": name} for name in names)
 
 
 def _json_file(path: str) -> list[Any]:
