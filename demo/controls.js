@@ -1,6 +1,8 @@
 // Controls of actions, one for each widget that a world names: what is held in a round, keys, sliders, buttons, a drag.
 
 const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
+const PAD_BUTTONS = { ArrowUp: 12, ArrowDown: 13, ArrowLeft: 14, ArrowRight: 15 }; // of the standard gamepad
+const STICK = 0.5; // how far a stick is moved for a direction
 const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", backward: "↓" };
 
 const $ = (id) => document.getElementById(id);
@@ -194,6 +196,8 @@ export class Controls {
     const moves = keys.filter((key) => key in SIGNS);
     const verbs = keys.filter((key) => !things.includes(key) && !moves.includes(key));
     const shortcuts = letters(verbs);
+    this.verbs = verbs;
+    this.onPads = new Set(); // what gamepads hold
     this.shortcuts = new Map([
       ...things.slice(0, 9).map((key, index) => [String(index + 1), () => this.choose(key)]),
       ...Object.entries(ARROWS).flatMap(([arrow, names]) =>
@@ -239,6 +243,25 @@ export class Controls {
     button?.classList.add("lit");
     setTimeout(() => button?.classList.remove("lit"), 150);
     this.sampler.take({ [this.kind]: keys }, keys.join(" "), source);
+  }
+
+  /** Take what gamepads hold: directions, also of the left stick, and buttons, which are the verbs in their order. */
+  gamepads(pads) {
+    const held = new Map();
+    for (const pad of pads) {
+      if (!pad?.connected) continue;
+      const [x = 0, y = 0] = pad.axes;
+      const tilted = { ArrowUp: y < -STICK, ArrowDown: y > STICK, ArrowLeft: x < -STICK, ArrowRight: x > STICK };
+      for (const [arrow, index] of Object.entries(PAD_BUTTONS)) {
+        if (tilted[arrow] || pad.buttons[index]?.pressed) held.set(`pad ${arrow}`, this.shortcuts.get(arrow));
+      }
+      this.verbs.slice(0, PAD_BUTTONS.ArrowUp).forEach((verb, index) => {
+        if (pad.buttons[index]?.pressed) held.set(`pad ${index}`, (source) => this.press(verb, source));
+      });
+    }
+    for (const source of this.onPads) if (!held.has(source)) this.sampler.release(source);
+    for (const [source, use] of held) if (!this.onPads.has(source)) use?.(source);
+    this.onPads = new Set(held.keys());
   }
 
   choose(thing) {

@@ -5,11 +5,15 @@ import { Controls, onRelease } from "./controls.js";
 const $ = (id) => document.getElementById(id);
 const KEPT_LOG = 6;
 const LEAST_SIDE = 512;
-const OVER = "The episode ends here. Start a new world, or restore a snapshot.";
+const OVER = "The episode ends here. Start again, or restore a snapshot.";
 const UNKNOWN = "This world does not know that picture, and will make something else of it.";
 const LOSSLESS_SIDE = 128; // pixels
 const LOOK = "look"; // event id of the descriptions that say which things are there
 const ASKED = "asked"; // event id of those that a person asked for
+const LIVE = ["pause", "wait", "keep", "describe", "record", "again", "stop"]; // what one can do while a world is live
+const CLIP_BITS_PER_S = 8e6;
+const CLIPS = ["video/mp4", "video/webm"]; // the first one that the browser can write
+const SHOWN_EVERY_MS = 250; // between messages that say what was shown
 const MAX_AHEAD_CHUNKS = 2; // a tab that was hidden drops frames instead of lagging
 
 const session = {
@@ -18,6 +22,9 @@ const session = {
   controls: null, // of the actions of the model
   over: false, // the episode has ended: the model was trained on nothing after it
   live: false,
+  origin: undefined, // the file from which the world began, if it was none of words
+  restarts: false, // it begins again when the connection has ended
+  recorder: null, // of a clip
   pace: "realtime",
   expecting: null, // metadata of the chunk whose binary messages follow
   snapshot: null,
@@ -32,6 +39,7 @@ const screen = {
   context: $("screen").getContext("2d"),
   frames: [], // { index, bitmap }
   nextAt: 0,
+  shownAt: 0, // when the server was told what was shown
   timed: [], // { frame, eventId }: actions whose first frame has not been shown
   decoding: Promise.resolve(),
 
@@ -45,6 +53,7 @@ const screen = {
   },
 
   tick(now) {
+    if (session.live) session.controls.gamepads(navigator.getGamepads?.() ?? []);
     const { fps = 8, chunk_frames: chunk = 8 } = session.hello ?? {};
     while (this.frames.length > MAX_AHEAD_CHUNKS * chunk) this.frames.shift().bitmap.close();
     const shows = this.frames.length > 0;
@@ -65,7 +74,12 @@ const screen = {
     bitmap.close();
     $("screen").dataset.frame = index;
     session.controls.sampler.waiting = false;
-    this.clock(index, performance.now());
+    const now = performance.now();
+    this.clock(index, now);
+    // The server makes no more where nobody sees it, as in a tab in the background.
+    if (now - this.shownAt < SHOWN_EVERY_MS) return;
+    this.shownAt = now;
+    send("session.playback", { frames: index + 1 });
   },
 
   clock(index, now) {
@@ -120,6 +134,11 @@ function connect() {
       if (socket !== session.socket) return;
       const met = session.hello !== null;
       ended();
+      if (session.restarts) {
+        session.restarts = false;
+        start(session.origin);
+        return;
+      }
       if (code === 1000) link("Ended", "ended");
       else link(met ? "Not connected" : "No connection", "closed");
       if (!met) {
@@ -179,7 +198,7 @@ const HANDLERS = {
     $("veil").textContent = "";
     $("veil").hidden = true;
     $("screen").setAttribute("aria-label", "The world, live");
-    for (const name of ["pause", "wait", "keep", "describe", "stop"]) $(name).disabled = false;
+    for (const name of LIVE) $(name).disabled = false;
     $("pause").focus({ preventScroll: true });
     if (event.observation_score > 1) tell(UNKNOWN);
   },
@@ -241,7 +260,8 @@ function ended() {
   session.expecting = session.snapshot = null;
   session.descriptions = [];
   delete document.body.dataset.live;
-  for (const name of ["pause", "wait", "keep", "back", "describe", "stop"]) $(name).disabled = true;
+  for (const name of [...LIVE, "back"]) $(name).disabled = true;
+  if (session.recorder) record(); // keep what there is
   $("start").hidden = false;
   $("act").hidden = true;
   $("go").disabled = false;
@@ -287,6 +307,41 @@ function described() {
   if (session.descriptions.length) send("session.describe", { event_id: session.descriptions[0] });
 }
 
+// ---- clips --------------------------------------------------------------------------------------------------
+
+/** Record what is shown, or end the recording and save it. */
+function record() {
+  if (session.recorder) return session.recorder.stop();
+  const mimeType = CLIPS.find((type) => MediaRecorder.isTypeSupported(type));
+  const recorder = new MediaRecorder($("screen").captureStream(), { mimeType, videoBitsPerSecond: CLIP_BITS_PER_S });
+  const parts = [];
+  recorder.ondataavailable = ({ data }) => parts.push(data);
+  recorder.onstop = () => {
+    for (const track of recorder.stream.getTracks()) track.stop();
+    session.recorder = null;
+    $("record").textContent = "Record";
+    const name = `${session.hello?.model ?? "world"}.${mimeType.split("/")[1]}`;
+    save(new File(parts, name, { type: mimeType }));
+  };
+  recorder.start();
+  session.recorder = recorder;
+  $("record").textContent = "Save clip";
+}
+
+/** Share a file where one shares by touch, and download it elsewhere. */
+async function save(file) {
+  if (matchMedia("(pointer: coarse)").matches && navigator.canShare?.({ files: [file] })) {
+    try {
+      return await navigator.share({ files: [file] });
+    } catch (error) {
+      if (error.name === "AbortError") return; // the person changed their mind
+    }
+  }
+  const href = URL.createObjectURL(file);
+  Object.assign(document.createElement("a"), { href, download: file.name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10_000);
+}
+
 // ---- words on the page ------------------------------------------------------------------------------------
 
 const span = (text) => Object.assign(document.createElement("span"), { textContent: text });
@@ -330,6 +385,7 @@ async function offer(model) {
 async function start(file) {
   if ($("go").disabled) return; // it is starting
   complain("");
+  session.origin = file;
   const text = $("text").value.trim() || (file ? "" : $("text").placeholder);
   $("go").disabled = true;
   $("go").textContent = "Starting…";
@@ -410,6 +466,11 @@ $("back").addEventListener("click", () => send("session.restore", { snapshot: se
 $("describe").addEventListener("click", () => {
   describe(ASKED);
   tell("…");
+});
+$("record").hidden = !globalThis.MediaRecorder;
+$("record").addEventListener("click", record);
+$("again").addEventListener("click", () => {
+  session.restarts = send("session.stop");
 });
 $("stop").addEventListener("click", () => send("session.stop"));
 document.addEventListener("keydown", pressed);

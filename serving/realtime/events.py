@@ -172,7 +172,8 @@ class SessionDescribe(ClientEvent):
 class SessionPlayback(ClientEvent):
     """Tells how many frames the client has shown; it is not answered.
 
-    After the first one, rounds without an action wait while more than two chunks have not been shown.
+    After the first one, rounds without an action wait while more than two chunks, and more than half a
+    second of frames, have not been shown.
     """
 
     type: Literal["session.playback"]

@@ -30,8 +30,9 @@ SAFETY_FACTOR = 1.5
 """Time reserved for a chunk, as a multiple of the slowest recent one."""
 NETWORK_MARGIN_S = 0.05
 """Time reserved for sending a chunk to the client."""
-MAX_UNSEEN_CHUNKS = 2
-"""Chunks that a client which acknowledges playback may have ahead of it: the one on screen and the next."""
+MAX_UNSEEN_CHUNKS, MAX_UNSEEN_S = 2, 0.5
+"""What a client which acknowledges playback may have ahead of it: the chunk on screen and the next, or where
+these are shorter, what it shows between two messages."""
 QUEUE_FULL = "queue_full"
 
 Send = Callable[..., Awaitable[None]]
@@ -116,7 +117,7 @@ class WorldPlayer:
         self._changed, self._acted = asyncio.Event(), asyncio.Event()
         self._shown = math.inf
         """Frames that the client has shown; infinite until it acknowledges some."""
-        self._max_unseen = MAX_UNSEEN_CHUNKS * config.chunk_frames
+        self._max_unseen = max(MAX_UNSEEN_CHUNKS * config.chunk_frames, MAX_UNSEEN_S * config.fps)
         self._clock = PlaybackClock(config.fps, config.chunk_frames / config.fps)
         self._started_at = started_at
         """Start of the time to the first chunk."""

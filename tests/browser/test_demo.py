@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import av
 import httpx
 import numpy as np
 import pytest
@@ -302,6 +303,55 @@ def test_the_play_page_takes_mouse_camera_and_vectors(
         assert ahead == pytest.approx(
             (np.sin(np.pi / 18), 0, np.cos(np.pi / 18))
         )  # to the right by 10 degrees
+        assert page.locator("#alert").inner_text() == ""
+    finally:
+        page.close()
+
+
+def test_the_play_page_takes_gamepads_records_clips_and_starts_again(
+    browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str], tmp_path: Path
+) -> None:
+    action = ActionConfig(text=False, keys=("left", "jump", "duck"))
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    sent = record_actions(page)
+    held = "button => pads[0].buttons[button] = { pressed: true }"
+    free = "button => pads[0].buttons[button] = { pressed: false }"
+    try:
+        page.add_init_script(
+            "globalThis.pads = [{ connected: true, axes: [0, 0], buttons: [] }];"
+            "navigator.getGamepads = () => pads;"
+        )
+        page.goto(f"{serve(make_model(action=action))}/play")
+        page.set_input_files("#file", Path(worldmodel.demo.__file__).with_name("first_frame.png"))
+        page.click("#go")
+        page.locator("#screen[data-frame]").wait_for()
+        page.click("#record")
+        for button in (14, 1):  # left of the directions, and the second verb
+            page.evaluate(held, button)
+            page.wait_for_timeout(300)
+            page.evaluate(free, button)
+            page.wait_for_timeout(100)
+        page.evaluate("pads[0].axes = [-0.9, 0.1]")
+        page.locator("#log li").nth(2).wait_for()
+        assert sent == [{"keys": ["left"]}, {"keys": ["duck"]}, {"keys": ["left"]}]
+        with page.expect_download() as download:
+            page.click("#record")
+        clip = tmp_path / download.value.suggested_filename
+        download.value.save_as(clip)
+        assert clip.suffix in (".webm", ".mp4")
+        with av.open(str(clip)) as film:
+            frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        assert frames[0].shape[:2] == (512, 512)
+        assert len(frames) > 3
+        assert frames[-1].std() > 0
+        page.evaluate("pads[0].axes = [0, 0]")
+        page.click("#again")
+        page.locator("#log:not(:has(li))").wait_for(state="attached")
+        page.locator("body[data-live] #screen[data-frame]").wait_for()
+        page.evaluate(held, 0)
+        page.locator("#log li").wait_for()
+        assert sent[-1] == {"keys": ["jump"]}
         assert page.locator("#alert").inner_text() == ""
     finally:
         page.close()

@@ -464,7 +464,7 @@ def test_a_client_that_only_watches_is_not_idle(make_model: Callable[..., WorldM
 
 def test_frames_that_nobody_looks_at_are_not_played(make_model: Callable[..., WorldModel]) -> None:
     fast = make_model()
-    fast.config = replace(fast.config, fps=8 * fast.config.fps)
+    fast.config = replace(fast.config, fps=4 * fast.config.fps)
     chunk = fast.config.chunk_frames
 
     async def body(server: Server) -> None:
@@ -482,7 +482,7 @@ def test_frames_that_nobody_looks_at_are_not_played(make_model: Callable[..., Wo
                         event = await client.until("video.chunk_metadata")
                         sent = event["first_frame"] + event["num_frames"]
             # Those that wait while it is behind, and what was on its way when it said so.
-            assert sent - shown <= 5 * chunk
+            assert sent - shown <= max(2 * chunk, fast.config.fps / 2) + 3 * chunk
             await asyncio.sleep(0.5)
             await client.send("session.playback", frames=shown - chunk)  # out of order
             await client.act("e", "go on")  # actions do not wait

@@ -168,6 +168,7 @@ const screen = {
   },
 
   tick(now) {
+    if (game.moment) game.controls?.gamepads(navigator.getGamepads?.() ?? []);
     if (this.frames.length && now >= this.nextAt) {
       const { rgba, shown } = this.frames.shift();
       this.show(rgba);
