@@ -119,10 +119,11 @@ class LocalServer:
                     return
 
     def stop(self) -> None:
-        """End the process."""
+        """End the process, also one that is being started."""
         self._stopping.set()
-        if self._process is not None:
-            end(self._process, STOP_TIMEOUT_S)
+        with self._starting:
+            if self._process is not None:
+                end(self._process, STOP_TIMEOUT_S)
 
     def _await_ready(self, process: "subprocess.Popen[bytes]") -> None:
         from worldmodel.serving.client import Client

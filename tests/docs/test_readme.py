@@ -38,13 +38,14 @@ def test_python_blocks_run_one_after_the_other(
 @pytest.mark.slow
 def test_the_clients_of_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
-    from worldmodel.demo.app import served
+    from worldmodel.demo.local_server import served
     from worldmodel.serving.client import Client
 
     monkeypatch.chdir(like_the_clone(tmp_path))
     page = ROOT / "docs" / "tutorial" / "serve.md"
     (code,), (script,) = blocks("py", page), blocks("sh", page)
-    with served("shapes-tiny") as url:
+    with served("shapes-tiny") as server:
+        url = server.url
         exec(compile(code.replace("http://127.0.0.1:8000", url), "serve.md", "exec"), {})
         with Client(url) as client:
             assert client.worlds.list() == []  # the example leaves none behind

@@ -253,11 +253,12 @@ def test_our_own_server_describes_a_picture(caption: Run) -> None:
     pytest.importorskip("fastapi")
     from importlib.resources import files
 
-    from worldmodel.demo.app import served
+    from worldmodel.demo.local_server import served
     from worldmodel.serving.client import Client
 
     picture = files("worldmodel.demo").joinpath("first_frame.png").read_bytes()
-    with served("shapes-tiny") as url:
+    with served("shapes-tiny") as server:
+        url = server.url
         (row,) = caption(
             f"{url}/v1",
             clips(picture),
