@@ -150,16 +150,20 @@ export function showButtons(place, schema, sampler) {
   place.replaceChildren(...groups);
 }
 
-/** Dragging sends as much motion of the picture; a long drag is one for the time of every action. */
+/**
+ * Dragging sends as much motion of the picture, for some models after the place where it began; a long drag is one
+ * for the time of every action.
+ */
 export function lookByDragging(picture, schema, sampler) {
-  const kind = widgets(schema, "drag")[0]?.[0];
+  const [kind, widget] = widgets(schema, "drag")[0] ?? [];
   picture.toggleAttribute("data-look", Boolean(kind));
   let drag = null;
   const send = (event) => {
-    const { width, height } = picture.getBoundingClientRect();
+    const { left, top, width, height } = picture.getBoundingClientRect();
     const way = [(event.clientX - drag.x) / width, (event.clientY - drag.y) / height];
     if (!way.some(Boolean)) return;
-    const moved = way.map((each) => Number(fraction(each).toFixed(3)));
+    const place = widget.pressed ? [(drag.x - left) / width, (drag.y - top) / height] : [];
+    const moved = [...place.map((each) => Math.max(0, each)), ...way].map((each) => Number(fraction(each).toFixed(3)));
     sampler.take({ [kind]: moved }, `${kind} ${moved.join(", ")}`);
     drag = { x: event.clientX, y: event.clientY, at: event.timeStamp };
   };
@@ -189,7 +193,7 @@ export class Controls {
   constructor(world, act, picture, thing = null) {
     const schema = world.action;
     const [[kind, { names: keys }]] = [...widgets(schema, "keys"), ["keys", { names: [] }]];
-    const [drags, says] = ["drag", "text"].map((type) => widgets(schema, type).length > 0);
+    const [drags, says] = ["drag", "text"].map((type) => widgets(schema, type)[0]?.[1]);
     this.kind = kind; // of action, that the buttons are
     this.sampler = new ActionSampler(world, act);
     const things = keys.filter((key) => CSS.supports("color", key));
@@ -305,7 +309,7 @@ function hint(things, moves, drags, says) {
   if (things.length) parts.push("Choose an object by its colour, then an action.");
   const touched = matchMedia("(hover: none) and (pointer: coarse)").matches;
   if (moves.length) parts.push(touched ? "The arrows move." : "Arrow keys move.");
-  if (drags) parts.push("Drag on the picture to look around.");
+  if (drags) parts.push(drags.pressed ? "Drag an object of the picture to take it along." : "Drag on the picture to look around.");
   if (says) parts.push(parts.length ? "Or describe an action in text." : "Describe an action in text.");
   return parts.join(" ");
 }

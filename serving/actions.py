@@ -130,7 +130,7 @@ class ActionSchema(StrictModel):
             if kind.name in config.kinds:
                 settings = config.kinds[kind.name]
                 kinds[kind.name] = kind.setting_of(settings)
-                widgets[kind.name] = {**kind.widget(settings), "merge": kind.merge}
+                widgets[kind.name] = {"merge": kind.merge, **kind.widget(settings)}
         return cls(per_round=config.per_round, kinds=kinds, widgets=widgets)
 
 

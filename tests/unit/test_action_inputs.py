@@ -20,6 +20,7 @@ from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfi
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.runner import ModelSubject
+from worldmodel.models.action import ActionAdapter
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.action_list import parse_action
 
@@ -323,6 +324,35 @@ def test_invalid_actions_of_the_command_line(word: str) -> None:
         return
     with pytest.raises(InputError):
         parse_action(word)
+
+
+def test_a_mouse_that_drags_begins_at_a_place() -> None:
+    takes = ActionConfig(mouse="drag")
+    assert ActionConfig.of(takes.as_dict()) == takes
+    Action(mouse=(0, 1, -1, 0.5)).check(takes)
+    for wrong in ((0.5, 0.5), (-0.1, 0, 0, 0), (0, 1.5, 0, 0), (0, 0, 0, -2)):
+        with pytest.raises(InputError, match="mouse"):
+            Action(mouse=wrong).check(takes)
+    with pytest.raises(InputError, match="4 numbers"):
+        Action(mouse=(0, 0, 0, 0)).check(ActionConfig(mouse=True))
+    with pytest.raises(ConfigError, match="'hover'"):
+        ActionConfig(mouse="hover")
+
+
+def test_near_places_have_different_tokens_and_weights_for_drags_start_anew() -> None:
+    torch.manual_seed(0)
+    drags = ActionAdapter(ActionConfig(text=False, mouse="drag"), 32)
+    near, far = (
+        drags.get_submodule("mouse")(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.5 + by, 0.5, 0.0, 0.0]]))
+        for by in (1 / 64, 0.25)
+    )
+    steps = [(pair[1] - pair[0]).norm().item() for pair in (near, far)]
+    assert steps[0] > 0.1 * steps[1]  # a pixel is not a 16th of 16 pixels, as it would be by a line
+    moves = ActionAdapter(ActionConfig(text=False, mouse=True), 32)
+    drags.adapted(moves.state_dict(), moves.config, lambda name: True)
+    assert {name for name in drags.new_weights if "mouse" in name} == {
+        name for name in drags.state_dict() if "mouse" in name
+    }
 
 
 def test_info_lists_the_actions_of_a_model() -> None:

@@ -52,6 +52,10 @@ class Numbers:
     names: tuple[str, ...] = ()
     """Names of the numbers, by which weights of another model are taken over; empty: by position, if the
     sizes are equal."""
+    places: int = 0
+    """How many of the numbers, the first ones, are places in the picture, 0 to 1. The network gets waves of
+    them, too, since it cannot tell near places apart by the numbers alone (Tancik et al. 2020,
+    arXiv:2006.10739)."""
     max_positions: ClassVar[int] = 1
 
 
@@ -291,7 +295,8 @@ class ActionKind(ABC):
 
         text: a field for a sentence. keys: a button for each of `names`. sliders: one for each of `sliders`
         (name, low, high), whose numbers are sent as a list. drag: motion on the picture, as a list of two
-        numbers. buttons: one for each of `buttons` (name, sign, value).
+        numbers, with `pressed` after the place where it begins. buttons: one for each of `buttons` (name,
+        sign, value).
         """
         return {"type": "none"}
 

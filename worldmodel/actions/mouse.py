@@ -1,60 +1,84 @@
 """Motion of the mouse."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from worldmodel.actions.kind import NumbersKind
+from worldmodel.actions.kind import Embedding, Numbers, NumbersKind, flag
 from worldmodel.actions.numbers import NumberSpec, check_numbers
-from worldmodel.errors import InputError
+from worldmodel.errors import ConfigError, InputError
 
+DRAG: Literal["drag"] = "drag"
+"""Setting of a model whose mouse is pressed at a place and moved from there."""
 LEFT, RIGHT, UP, DOWN = "mouse left", "mouse right", "mouse up", "mouse down"
 
 
 class MouseKind(NumbersKind):
-    """Motion to the right and down, -1 to 1 each, as fractions of the width and height of the image."""
+    """Motion to the right and down, -1 to 1 each, as fractions of the width and height of the image.
+
+    A model that takes drags also gets where the button is pressed: column and row, 0 to 1, as fractions of
+    the image from its top left corner, before the motion.
+    """
 
     name = "mouse"
-    setting = "true for movements of the mouse: to the right and down, as fractions of the image, -1 to 1."
+    setting = (
+        "true for movements of the mouse: to the right and down, as fractions of the image, -1 to 1; drag "
+        "for movements with a button held, after the place where it is pressed: column and row, 0 to 1."
+    )
     untaken = False
     spec_kind = "mouse"
     schema = {  # noqa: RUF012 -- constant
         "type": "array",
         "items": {"type": "number"},
         "minItems": 2,
-        "maxItems": 2,
+        "maxItems": 4,
         "description": "Motion to the right and down, as fractions of the image's width and height: -1 to 1 "
-        "each.",
+        "each; for models that take drags, after the column and row where the button is pressed: 0 to 1.",
     }
     merge = "sum"
 
+    def configure(self, setting: Any) -> bool | Literal["drag"]:
+        """Return true for motions, `drag` for drags."""
+        if isinstance(setting, str) and setting != DRAG:
+            raise ConfigError(f"model.action.mouse is {setting!r}; use true, drag or false.")
+        return DRAG if setting == DRAG else flag(self.name, setting)
+
     def describe(self, settings: Any) -> str:
         """Return the meaning of the numbers."""
-        return "right and down, -1 to 1, in units of the image size"
+        way = "right and down, -1 to 1, in units of the image size"
+        return f"column and row, 0 to 1, then {way}" if settings == DRAG else way
 
     def bounds(self, settings: Any) -> tuple[Sequence[float], Sequence[float]]:
-        """Return -1 and 1, twice."""
+        """Return 0 and 1 for places, -1 and 1 for motions."""
+        if settings == DRAG:
+            return (0.0, 0.0, -1.0, -1.0), (1.0, 1.0, 1.0, 1.0)
         return (-1.0, -1.0), (1.0, 1.0)
 
     def check(self, value: tuple[float, ...], settings: Any) -> None:
-        """Check that there are two fractions."""
-        check_numbers("mouse", value, 2)
-        if not all(-1 <= x <= 1 for x in value):
-            raise InputError(
-                f"The mouse of the action is {list(value)}; pass its motion to the right and down as "
-                "fractions of the image, -1 to 1."
-            )
+        """Check the number of fractions and their bounds."""
+        check_numbers("mouse", value, self.size(settings))
+        if all(least <= x <= most for x, least, most in zip(value, *self.bounds(settings), strict=True)):
+            return
+        where = "where it is pressed (column and row, 0 to 1) and " if settings == DRAG else ""
+        raise InputError(
+            f"The mouse of the action is {list(value)}; pass {where}its motion to the right and down as "
+            "fractions of the image, -1 to 1."
+        )
 
     def example(self, settings: Any) -> list[float]:
         """Return a motion to the right and down."""
-        return [0.5, 0.5]
+        return [0.5, 0.5, 0.25, 0.25] if settings == DRAG else [0.5, 0.5]
+
+    def embedding(self, settings: Any) -> Embedding:
+        """Return the embedding of all numbers at one position."""
+        return Numbers(self.size(settings), places=2 if settings == DRAG else 0)
 
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
         """Return the directions of the motion."""
         if not specs:
             return []
-        right, down = value or (0.0, 0.0)
+        right, down = (value or (0.0, 0.0))[-2:]
         moved = []
         if right:
             moved.append(RIGHT if right > 0 else LEFT)
@@ -72,4 +96,6 @@ class MouseKind(NumbersKind):
 
     def widget(self, settings: Any) -> dict[str, Any]:
         """Return motion on the picture."""
+        if settings == DRAG:
+            return {"type": "drag", "pressed": True, "merge": "newest"}
         return {"type": "drag"}

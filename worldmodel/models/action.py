@@ -1,5 +1,6 @@
 """The action adapter: the actions of a round to tokens before the queries."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ from worldmodel.models.backbone.causal_lm import Backbone
 TEXT_SLOT, SLOT = 32, 8
 """Action tokens are padded to a multiple of this, with or without texts, so that nearly all rounds have the
 same length."""
+
+PLACE_OCTAVES = 5
+"""Waves of a place: from half a wave over the picture to eight, which are four latent cells of 64 pixels."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class ActionAdapter(nn.Module):
             if isinstance(embedding, Rows):
                 self.add_module(name, nn.Embedding(len(embedding.names), width))
             elif isinstance(embedding, Numbers):
-                self.add_module(name, _numbers_to_token(embedding.size, width))
+                self.add_module(name, _numbers_to_token(embedding, width))
         for table in self.children():
             if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=scale)
@@ -286,5 +290,20 @@ def _controls(embeddings: Mapping[str, Embedding]) -> list[tuple[str, str | int]
     return found
 
 
-def _numbers_to_token(size: int, width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))
+class PlaceWaves(nn.Module):
+    """Adds sines and cosines of places in the picture, 0 to 1, to the numbers that they are among."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.places = places
+
+    def forward(self, numbers: Float[Tensor, "n k"]) -> Float[Tensor, "n j"]:
+        octaves = 2.0 ** torch.arange(PLACE_OCTAVES, dtype=numbers.dtype, device=numbers.device)
+        angles = (math.pi * numbers[:, : self.places, None] * octaves).flatten(1)
+        return torch.cat([numbers, angles.sin(), angles.cos()], dim=1)
+
+
+def _numbers_to_token(numbers: Numbers, width: int) -> nn.Sequential:
+    size = numbers.size + 2 * PLACE_OCTAVES * numbers.places
+    layers = (nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))
+    return nn.Sequential(PlaceWaves(numbers.places), *layers) if numbers.places else nn.Sequential(*layers)

@@ -18,6 +18,7 @@ from worldmodel.shapes.scene import (
     SHAPES,
     Scene,
     SceneObject,
+    as_seen,
     half_side_of,
 )
 
@@ -26,8 +27,10 @@ PLACE_TOLERANCE = 3.0
 NAMED_PLACE_TOLERANCE = 4.0
 AREA_RATIOS = (0.6, 1.67)
 
-_WINDOW = 45
+_WINDOW = 55
 _MIDDLE = _WINDOW // 2
+_MAX_QUARTERS = 60
+"""Radius of the largest templates, of a large object as the camera magnifies it, in quarters of a pixel."""
 # Rings of backdrop pixels around an object that count with their share of its colour: one for sharp edges,
 # one more for the blur of a codec.
 _EDGE = 2
@@ -170,6 +173,7 @@ def judge(frame: NDArray[np.uint8], truth: Scene) -> Verdict:
     Raises:
         ValueError: the frame has another size than this world.
     """
+    truth = as_seen(truth)
     expected = {obj.colour: obj for obj in _found_in_truth(truth)}
     found = {obj.colour: obj for obj in find_objects(frame, truth.background, _mixed(truth))}
     verdicts = tuple(_compare(obj, expected.get(obj.colour), found.get(obj.colour)) for obj in truth.objects)
@@ -225,7 +229,7 @@ def _measure(
 def _nearest_shape(
     cover: NDArray[np.float32], dx: NDArray[np.floating], dy: NDArray[np.floating], area: float
 ) -> str:
-    templates, sums = _templates(min(round(4 * math.sqrt(area / math.pi)), 48))
+    templates, sums = _templates(min(round(4 * math.sqrt(area / math.pi)), _MAX_QUARTERS))
     window = np.zeros((_WINDOW, _WINDOW), np.float32)
     rows, columns = np.rint(dy).astype(int) + _MIDDLE, np.rint(dx).astype(int) + _MIDDLE
     within = (rows >= 0) & (rows < _WINDOW) & (columns >= 0) & (columns < _WINDOW)

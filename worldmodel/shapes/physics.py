@@ -1,21 +1,23 @@
 """Physics: simulation of plans on a scene, with the true state of every object in every frame."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.shapes.render import render, render_clip
+from worldmodel.shapes.render import render, render_clip, sprite
 from worldmodel.shapes.scene import (
     COLOURS,
     FRAME_SIZE,
+    MAX_ZOOM,
     RADII,
     SHAPES,
     SIZES,
     ZONES,
     Scene,
     SceneObject,
+    as_seen,
     half_side,
     place_in_zone,
 )
@@ -38,6 +40,8 @@ VERBS: tuple[str, ...] = (
 
 MOVE_DISTANCE = 16
 _JUMP_HEIGHT = 14
+_TOUCHED = 0.25
+"""Coverage of a pixel by an object from which a pointer on the pixel is on the object."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {"push": tuple(DIRECTIONS), "turn": COLOURS, "appear": ZONES}
 
 
@@ -110,6 +114,69 @@ class Plan:
 STAY = Plan(((Act("stay"),),))
 
 
+@dataclass(frozen=True, slots=True)
+class Drag:
+    """A pointer that is pressed on an object and takes it along.
+
+    Attributes:
+        x: Column where it is pressed, in pixels of the picture.
+        y: Row where it is pressed.
+        right: How far it goes to the right during the clip, in pixels of the picture.
+        down: How far it goes down.
+    """
+
+    x: int
+    y: int
+    right: int
+    down: int
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A push on an object, or a wind that pushes all of them.
+
+    Attributes:
+        right: How far it moves them to the right if nothing is in the way, in pixels of the world.
+        down: How far it moves them down.
+        colour: Colour of the one object that is pushed; None for all.
+    """
+
+    right: int
+    down: int
+    colour: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CameraMove:
+    """A motion of the camera.
+
+    Attributes:
+        right: How far it goes to the right, in pixels of the picture: what is there moves left.
+        up: How far it goes up.
+        forward: Logarithm to the base 2 of the factor by which the picture is magnified further.
+    """
+
+    right: int = 0
+    up: int = 0
+    forward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What is done during a clip beside the acts of its plan; all of it happens at once.
+
+    On an object that both act on, they add up. A pointer that is pressed on no object does nothing, and the
+    camera stops where the magnification is 1 or `MAX_ZOOM`.
+    """
+
+    drag: Drag | None = None
+    push: Push | None = None
+    camera: CameraMove | None = None
+
+
+NO_CONTROLS = Controls()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
     """A plan played on a scene.
@@ -119,12 +186,14 @@ class Clip:
         plan: The actions.
         scenes: The true scene of every frame, also during actions.
         frames: The pixels, uint8 of shape [t, h, w, 3].
+        controls: What else was done.
     """
 
     before: Scene
     plan: Plan
     scenes: tuple[Scene, ...]
     frames: NDArray[np.uint8]
+    controls: Controls = NO_CONTROLS
 
     @property
     def after(self) -> Scene:
@@ -137,34 +206,51 @@ class Clip:
         return render(self.before)
 
 
-def simulate(scene: Scene, plan: Plan) -> Clip:
-    """Simulate and render a plan; equal inputs give equal bytes.
+def simulate(scene: Scene, plan: Plan, controls: Controls = NO_CONTROLS) -> Clip:
+    """Simulate and render a plan and controls; equal inputs give equal bytes.
 
     Raises:
-        ValueError: the plan acts on an object that does not exist, or adds a colour that does.
+        ValueError: the plan acts on an object that does not exist, or adds a colour that does, or has two
+            stages beside controls.
     """
-    scenes = advance(scene, plan)
-    return Clip(scene, plan, scenes, render_clip(scenes))
+    scenes = advance(scene, plan, controls)
+    return Clip(scene, plan, scenes, render_clip(scenes), controls)
 
 
-def advance(scene: Scene, plan: Plan) -> tuple[Scene, ...]:
-    """Simulate a plan without rendering; return the scene of every frame.
+def advance(scene: Scene, plan: Plan, controls: Controls = NO_CONTROLS) -> tuple[Scene, ...]:
+    """Simulate a plan and controls without rendering; return the scene of every frame.
 
     Raises:
-        ValueError: the plan acts on an object that does not exist, or adds a colour that does.
+        ValueError: the plan acts on an object that does not exist, or adds a colour that does, or has two
+            stages beside controls.
     """
+    if controls != NO_CONTROLS and len(plan.stages) > 1:
+        raise ValueError("The plan has two stages; beside controls, use one.")
     scenes: list[Scene] = []
     num_frames = FRAMES_PER_CLIP // len(plan.stages)
     current = scene
     for stage in plan.stages:
-        scenes += _play(current, stage, num_frames)
+        scenes += _play(current, stage, num_frames, controls)
         current = at_rest(scenes[-1])
+    if controls.camera is not None:
+        return tuple(
+            _filmed(each, scene.zoom, controls.camera, (index + 1) / len(scenes))
+            for index, each in enumerate(scenes)
+        )
     return tuple(scenes)
 
 
 def at_rest(scene: Scene) -> Scene:
     """Return the scene without the objects that are leaving."""
-    return Scene(scene.background, tuple(obj for obj in scene.objects if not obj.transient))
+    return replace(scene, objects=tuple(obj for obj in scene.objects if not obj.transient))
+
+
+def _filmed(scene: Scene, zoom: float, move: CameraMove, share: float) -> Scene:
+    """Return the scene after a share of the camera's move, which began at a zoom."""
+    right, up = (round(share * pixels / zoom) for pixels in (move.right, move.up))
+    objects = tuple(replace(obj, x=obj.x - right, y=obj.y + up) for obj in scene.objects)
+    zoom = min(max(zoom * 2 ** (share * move.forward), 1.0), MAX_ZOOM)
+    return Scene(scene.background, objects, zoom)
 
 
 class _Body:
@@ -199,8 +285,9 @@ class _Body:
         )
 
 
-def _play(scene: Scene, stage: Sequence[Act], num_frames: int) -> list[Scene]:
+def _play(scene: Scene, stage: Sequence[Act], num_frames: int, controls: Controls) -> list[Scene]:
     bodies = [_Body(obj) for obj in scene.objects]
+    dragged = _under_pointer(controls.drag, scene, bodies)
     cast = [(act, _body_for(act, scene, bodies)) for act in stage if act.verb != "stay"]
     _check_new_colours(scene, stage)
     for act, body in cast:
@@ -208,9 +295,18 @@ def _play(scene: Scene, stage: Sequence[Act], num_frames: int) -> list[Scene]:
     scenes: list[Scene] = []
     for frame in range(1, num_frames + 1):
         _move(cast, bodies, frame, num_frames)
+        if controls.drag is not None and dragged is not None:
+            way = (round(controls.drag.right / scene.zoom), round(controls.drag.down / scene.zoom))
+            _carry([dragged], bodies, way, frame, num_frames, pushing=True)
+        if controls.push is not None:
+            colour = controls.push.colour
+            pushed = [body for body in bodies if colour in (None, body.obj.colour, body.old)]
+            way = (controls.push.right, controls.push.down)
+            _carry(pushed, bodies, way, frame, num_frames, pushing=colour is not None)
         for act, body in cast:
             _animate(act, body, bodies, frame, num_frames)
-        scenes.append(Scene(scene.background, tuple(body.snapshot() for body in bodies if not body.gone)))
+        objects = tuple(body.snapshot() for body in bodies if not body.gone)
+        scenes.append(Scene(scene.background, objects, scene.zoom))
     return scenes
 
 
@@ -275,6 +371,36 @@ def _move(cast: Sequence[tuple[Act, _Body]], bodies: list[_Body], frame: int, nu
                 _shift(body, *DIRECTIONS[act.deed], bodies)
 
 
+def _carry(
+    movers: Sequence[_Body],
+    bodies: list[_Body],
+    way: tuple[int, int],
+    frame: int,
+    num_frames: int,
+    pushing: bool,
+) -> None:
+    """Move bodies by a frame's share of a way, pixel by pixel, the foremost ones first."""
+    for dx, dy, whole in ((1, 0, way[0]), (0, 1, way[1])):
+        pixels = round(whole * frame / num_frames) - round(whole * (frame - 1) / num_frames)
+        sign = 1 if pixels > 0 else -1
+        movers = sorted(movers, key=lambda body: -sign * (body.x * dx + body.y * dy))
+        for _ in range(abs(pixels)):
+            for body in movers:
+                _shift(body, sign * dx, sign * dy, bodies, pushing=pushing)
+
+
+def _under_pointer(drag: Drag | None, scene: Scene, bodies: Sequence[_Body]) -> _Body | None:
+    """Return the body that covers the pixel at which the pointer is pressed."""
+    if drag is None:
+        return None
+    for obj, body in zip(as_seen(scene).objects, bodies, strict=True):
+        cover = sprite(obj.shape, RADII[obj.size] if obj.radius is None else obj.radius)
+        row, column = drag.y - obj.y + len(cover) // 2, drag.x - obj.x + len(cover) // 2
+        if 0 <= row < len(cover) and 0 <= column < len(cover) and cover[row, column] > _TOUCHED:
+            return body
+    return None
+
+
 def _fallen(frame: int, num_frames: int) -> int:
     # The whole height takes 7/8 of the stage, so the last frame is at rest.
     return round(FRAME_SIZE * min(1.0, frame / (0.875 * num_frames)) ** 2)
@@ -328,7 +454,10 @@ def _shift(
     chain = [mover]
     for body in chain:
         x, y, half = body.x + dx, body.y + dy, body.half
-        if not (half <= x < FRAME_SIZE - half and half <= y < FRAME_SIZE - half):
+        # Walls stop what would leave the view, not what the camera left outside and comes back.
+        if (dx < 0 and x < half) or (dx > 0 and x >= FRAME_SIZE - half):
+            return False
+        if (dy < 0 and y < half) or (dy > 0 and y >= FRAME_SIZE - half):
             return False
         for other in bodies:
             if other.solid and other is not ignored and other not in chain:

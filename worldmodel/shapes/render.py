@@ -7,7 +7,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from worldmodel.shapes.scene import EXTENTS, FRAME_SIZE, PALETTE, RADII, SHAPES, Scene, SceneObject
+from worldmodel.shapes.scene import (
+    EXTENTS,
+    FRAME_SIZE,
+    PALETTE,
+    RADII,
+    SHAPES,
+    Scene,
+    SceneObject,
+    as_seen,
+)
 
 _SUPERSAMPLING = 8
 _SHARD_TRAVEL = 16.0
@@ -96,6 +105,7 @@ def render_clip(scenes: Sequence[Scene]) -> NDArray[np.uint8]:
     Leaving and jumping objects are drawn in front of the others, which never overlap.
     """
     assert len({scene.background for scene in scenes}) == 1
+    scenes = [as_seen(scene) for scene in scenes]
     canvas = np.empty((len(scenes), FRAME_SIZE, FRAME_SIZE, 3), np.float32)
     canvas[:] = backdrop(scenes[0].background)
     still = [

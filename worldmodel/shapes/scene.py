@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 FRAME_SIZE = 64
+MAX_ZOOM = 1.5
 
 # Backgrounds are dark and "white" is a light grey so that an edge pixel, half colour and half background,
 # is never nearer to a third colour: finding objects in pixels stays a nearest-colour lookup.
@@ -97,10 +98,20 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A background and the objects on it, whose colours are pairwise distinct."""
+    """A background and the objects on it, whose colours are pairwise distinct.
+
+    The view is a window into a plane without end: objects that the camera left are outside of it and come
+    back with it. The background is at infinity and never moves.
+
+    Attributes:
+        background: One of `BACKGROUNDS`.
+        objects: Objects, at positions in the view as it is without magnification.
+        zoom: Magnification of the view about its centre, 1 to `MAX_ZOOM`.
+    """
 
     background: str
     objects: tuple[SceneObject, ...] = ()
+    zoom: float = 1.0
 
     def find(self, colour: str) -> SceneObject | None:
         """Return the object of this colour, or None."""
@@ -122,6 +133,34 @@ def apart(first: SceneObject, second: SceneObject, margin: int = 0) -> bool:
     """Return whether two objects' square outlines share no pixel and leave `margin` pixels between them."""
     reach = half_side_of(first) + half_side_of(second) + margin
     return abs(first.x - second.x) > reach or abs(first.y - second.y) > reach
+
+
+def as_seen(scene: Scene) -> Scene:
+    """Return the scene without magnification that looks like this one: larger objects, further apart."""
+    if scene.zoom == 1:
+        return scene
+    zoom, middle = scene.zoom, (FRAME_SIZE - 1) / 2
+    objects = tuple(
+        replace(
+            obj,
+            x=round(middle + (obj.x - middle) * zoom),
+            y=round(middle + (obj.y - middle) * zoom),
+            radius=zoom * (RADII[obj.size] if obj.radius is None else obj.radius),
+            lift=round(obj.lift * zoom),
+        )
+        for obj in scene.objects
+    )
+    return Scene(scene.background, objects)
+
+
+def in_view(scene: Scene) -> tuple[SceneObject, ...]:
+    """Return the objects that are whole in the view."""
+    found: list[SceneObject] = []
+    for obj, seen in zip(scene.objects, as_seen(scene).objects, strict=True):
+        half = half_side_of(seen)
+        if all(half <= place < FRAME_SIZE - half for place in (seen.x, seen.y)):
+            found.append(obj)
+    return tuple(found)
 
 
 def zone_center(zone: str) -> tuple[int, int]:

@@ -14,6 +14,8 @@ from worldmodel.errors import ConfigError
 from worldmodel.shapes.captions import SPLIT as CAPTIONS
 from worldmodel.shapes.captions import WRITTEN, sample_captioned_clip, what_happens
 from worldmodel.shapes.chance import sample_chance_rollout
+from worldmodel.shapes.controls import AWAY, action_of, sample_away_rollout, sample_controls_rollout
+from worldmodel.shapes.controls import SPLIT as CONTROLS
 from worldmodel.shapes.films import SPLIT as FILMS
 from worldmodel.shapes.films import sample_film_rollout
 from worldmodel.shapes.memory import SPLIT as MEMORY
@@ -74,13 +76,14 @@ class ShapesSource:
         Args:
             split: One of `shapes.SPLITS` (every other of `arrivals` in words beyond the grammar), `chance`
                 for acts with several outcomes, `wordings` for single acts in words beyond the grammar,
-                `memory` for objects that are hidden and shown again, `films` for episodes that begin with
-                observed rounds, `captions`, where `imagine` has clips in which something happens, or
-                `written`: of acts in many words, `ask` has the words and what happens then, written out, and
-                `rounds` has these as actions.
+                `memory` for objects that are hidden and shown again, `controls` for what a mouse, a vector
+                and a camera do, `away` for objects that the camera leaves and comes back to, `films` for
+                episodes that begin with observed rounds, `captions`, where `imagine` has clips in which
+                something happens, or `written`: of acts in many words, `ask` has the words and what happens
+                then, written out, and `rounds` has these as actions.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, FILMS, CAPTIONS, WRITTEN)
+        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, CONTROLS, AWAY, FILMS, CAPTIONS, WRITTEN)
         if split not in splits:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
@@ -121,6 +124,10 @@ class ShapesSource:
             samples = sample_worded_rollout(seed, index, max(rounds, 1), self.split)
         elif self.split == MEMORY:
             samples = sample_memory_rollout(seed, index, max(rounds, 1))
+        elif self.split == CONTROLS:
+            samples = sample_controls_rollout(seed, index, max(rounds, 1))
+        elif self.split == AWAY:
+            samples = sample_away_rollout(seed, index, max(rounds, 2))[: max(rounds, 1)]
         elif self.split == FILMS:
             samples, observed = sample_film_rollout(seed, index, max(rounds, 1))
         else:
@@ -155,6 +162,8 @@ class ShapesSource:
 
 def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
     """Return the action as text; one in ten of those that keys can express, as keys."""
+    if sample.clip.controls != shapes.NO_CONTROLS:
+        return action_of(sample)
     if not sample.text:
         return Action()
     acts = [act for stage in sample.clip.plan.stages for act in stage]
@@ -172,8 +181,9 @@ def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
     """Return the labels of the first round; see `World.label_words`."""
     before, after = sample.clip.before, sample.clip.after
     targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
+    targets |= _controlled(sample.clip)
     named = np.zeros((_GRID, _GRID), dtype=np.float32)
-    for obj in before.objects:
+    for obj in shapes.as_seen(before).objects:
         if obj.colour in targets:
             named[_covered(obj)] = 1
     words, next_words = _words_on_cells(before), _words_on_cells(after)
@@ -181,11 +191,19 @@ def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
     return {"words": words, "next_words": next_words, "named": named}
 
 
+def _controlled(clip: shapes.Clip) -> set[str]:
+    """Return the colours of the objects that a pointer or a push moved."""
+    if clip.controls.drag is None and clip.controls.push is None:
+        return set()
+    still = shapes.simulate(clip.before, clip.plan, shapes.Controls(camera=clip.controls.camera)).after
+    return {obj.colour for obj in clip.after.objects if still.find(obj.colour) != obj}
+
+
 def _words_on_cells(scene: shapes.Scene) -> np.ndarray:
     """Return which words hold on each latent cell, `[rows, columns, words]`."""
     words = np.zeros((_GRID, _GRID, len(_WORDS)), dtype=np.float32)
     words[..., _WORDS.index(scene.background)] = 1
-    for obj in scene.objects:
+    for obj in shapes.as_seen(scene).objects:
         for word in (obj.colour, obj.shape, obj.size):
             words[(*_covered(obj), _WORDS.index(word))] = 1
     return words
@@ -200,4 +218,4 @@ def _covered(obj: shapes.SceneObject) -> tuple[slice, slice]:
 def _between(middle: int, half: float) -> slice:
     """Return the latent cells along one axis whose centre is at most `half` pixels from the middle."""
     first, last = math.ceil((middle - half - 3.5) / 8), math.floor((middle + half - 3.5) / 8)
-    return slice(max(first, 0), last + 1)
+    return slice(max(first, 0), max(last + 1, 0))

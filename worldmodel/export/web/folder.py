@@ -136,7 +136,7 @@ def describe(model: WorldModel, name: str, starts: list[dict[str, str]]) -> dict
             "per_round": config.action.per_round,
             "kinds": {kind.name: kind.setting_of(config.action.kinds[kind.name]) for kind in action.kinds},
             "widgets": {
-                kind.name: {**kind.widget(config.action.kinds[kind.name]), "merge": kind.merge}
+                kind.name: {"merge": kind.merge, **kind.widget(config.action.kinds[kind.name])}
                 for kind in action_kinds()
                 if kind.name in config.action.kinds
             },

@@ -37,9 +37,12 @@ from worldmodel.eval.uncertainty import SEEDS, uncertain_futures
 from worldmodel.eval.uncertainty import STEPS as UNCERTAIN_STEPS
 from worldmodel.media import Frame
 from worldmodel.shapes.captions import SPLIT as CAPTIONS
+from worldmodel.shapes.controls import AWAY, KINDS
+from worldmodel.shapes.controls import SPLIT as CONTROLS
 from worldmodel.shapes.evaluation import cases, paraphrases
 from worldmodel.shapes.evaluation.captions import text_to_video
 from worldmodel.shapes.evaluation.card import CARD
+from worldmodel.shapes.evaluation.controls import AWAY_ROUNDS, camera_away, controlled
 from worldmodel.shapes.evaluation.films import FILM_ROUNDS, film_continuations
 from worldmodel.shapes.evaluation.goals import GOALS
 from worldmodel.shapes.evaluation.images import text_to_image
@@ -68,6 +71,8 @@ class ShapesSuite:
         paraphrases.SPLIT: "Paraphrases",
         "chance": "Acts with several outcomes",
         MEMORY: "Objects that are hidden and shown again",
+        CONTROLS: "Mouse, vector and camera",
+        AWAY: "Objects that the camera left and came back to",
         FILMS: "Objects that go on as a film shows",
         CAPTIONS: "Text to video",
     }
@@ -102,7 +107,8 @@ class ShapesSuite:
                 partial(following_charts, name=split, title=title),
             )
             for split, title in self.splits.items()
-            if settings.split in (None, split) and split not in ("chance", MEMORY, FILMS, CAPTIONS)
+            if settings.split in (None, split)
+            and split not in (*("chance", MEMORY, CONTROLS, AWAY, FILMS, CAPTIONS),)
         ]
         covered = -(-count // 10)
         sampled = len(uncertain_steps) * (count + covered * SEEDS)
@@ -116,9 +122,13 @@ class ShapesSuite:
             2 * count * len(FILM_ROUNDS),
             lambda s: film_continuations(s, self.judge, count, seed, album),
         )
+        controls = Part("controls", count * len(KINDS), lambda s: controlled(s, count, seed, album))
+        back = count * (sum(AWAY_ROUNDS) + 2 * len(AWAY_ROUNDS))
+        away = Part("away", back, lambda s: camera_away(s, count, seed, album))
         videos = Part("text_to_video", count, lambda s: text_to_video(s, self.judge, count, seed, album))
         if settings.split is not None:
             alone = {"chance": [chance], MEMORY: [memory], FILMS: [films], CAPTIONS: [videos]}
+            alone |= {CONTROLS: [controls], AWAY: [away]}
             return alone.get(settings.split, following)
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
         takes_keys = config is None or set(KEYS) <= set(config.action.keys)
