@@ -100,12 +100,15 @@ def stored(
 def encode_observations(model: WorldModel, batch: Batch) -> list[Observation]:
     """Encode the concatenated clips of each episode, or take their latents, as batches of one.
 
+    Of an episode with actions, that is the last clip; the ones before are of earlier rounds.
+
     Raises:
         ConfigError: the latents were made by another model.
     """
     episodes = batch.episodes
     if episodes[0].encoded is None:
-        columns = zip(*(episode.observations for episode in episodes), strict=True)
+        clips = [each.observations[len(each.actions) :] for each in episodes]
+        columns = zip(*clips, strict=True)
         encoded = zip(*(encode_clips(model, list(column)) for column in columns), strict=True)
         rows = [torch.cat(each)[None] for each in encoded]
     else:
@@ -116,7 +119,9 @@ def encode_observations(model: WorldModel, batch: Batch) -> list[Observation]:
         pixels = None
         if model.vision.needs_frames:
             pixels = model.vision.select_frames(
-                to_tensor([np.concatenate(episode.observations)], model.device).to(model.dtype)
+                to_tensor([np.concatenate(episode.observations[len(episode.actions) :])], model.device).to(
+                    model.dtype
+                )
             )
         observations.append(Observation(latents, pixels))
     return observations

@@ -339,7 +339,7 @@ def test_a_mouse_that_drags_begins_at_a_place() -> None:
         ActionConfig(mouse="hover")
 
 
-def test_near_places_have_different_tokens_and_weights_for_drags_start_anew() -> None:
+def test_near_places_have_different_tokens_and_drags_begin_with_the_weights_of_motions() -> None:
     torch.manual_seed(0)
     drags = ActionAdapter(ActionConfig(text=False, mouse="drag"), 32)
     near, far = (
@@ -349,10 +349,9 @@ def test_near_places_have_different_tokens_and_weights_for_drags_start_anew() ->
     steps = [(pair[1] - pair[0]).norm().item() for pair in (near, far)]
     assert steps[0] > 0.1 * steps[1]  # a pixel is not a 16th of 16 pixels, as it would be by a line
     moves = ActionAdapter(ActionConfig(text=False, mouse=True), 32)
-    drags.adapted(moves.state_dict(), moves.config, lambda name: True)
-    assert {name for name in drags.new_weights if "mouse" in name} == {
-        name for name in drags.state_dict() if "mouse" in name
-    }
+    taken = drags.adapted(moves.state_dict(), moves.config, lambda name: True)
+    assert {name for name in drags.new_weights if "mouse" in name} == {"mouse.0.weight"}
+    assert torch.equal(taken["mouse.0.weight"][:, 2:4], moves.state_dict()["mouse.0.weight"])
 
 
 def test_info_lists_the_actions_of_a_model() -> None:

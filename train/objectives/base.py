@@ -137,6 +137,10 @@ class TextPrompt:
     observations: list[Observation]
     prompts: list[str | None]
     answers: list[str]
+    before: Float[Tensor, "b r s c h w"] | None = None
+    """Contexts of the rounds before the observations, where the texts are about these, too."""
+    frames: Float[Tensor, "b r f 3 H W"] | None = None
+    """Pixels seen before each of these rounds, for a vision encoder that reads pixels."""
 
 
 class Objective(nn.Module, ABC):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from worldmodel.models.code import divergence, straight_through
 from worldmodel.models.conditioning import Codes, Prediction
 from worldmodel.models.layers.norm import upcast
 from worldmodel.models.outcome import OutcomeHead
+from worldmodel.models.rounds import embed_rounds
 from worldmodel.models.state import State
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
@@ -165,24 +167,30 @@ class StateObjective(Objective):
         answers = [episode.answer or "" for episode in batch.episodes]
         answer_tokens = sum(len(model.backbone.token_ids(answer)) + 1 for answer in answers)
         prompt = TextPrompt(observations, [episode.prompt for episode in batch.episodes], answers)
+        if batch.episodes[0].actions:
+            rounds = encode_rounds(model, batch)
+            prompt = replace(prompt, before=rounds.context, frames=rounds.frames)
         per_latent = model.vision.round_tokens // model.config.unseen_latents
         vision_tokens = sum(
             model.vision.round_tokens if model.vision.needs_frames else each.shape[0] * per_latent
             for each in observations
         )
-        return StageBatch(batch, rng, {"nll": float(answer_tokens)}, prompt, answer_tokens + vision_tokens)
+        earlier = sum(len(episode.actions) for episode in batch.episodes) * model.round_tokens
+        tokens = answer_tokens + vision_tokens + earlier
+        return StageBatch(batch, rng, {"nll": float(answer_tokens)}, prompt, tokens)
 
     def forward(self, model: WorldModel, inputs: StageBatch) -> Losses:
         if inputs.batch.task == "document":
             return self.language(model, inputs)
         if isinstance(inputs.content, TextPrompt):
-            return self.text_losses(model, inputs.content, inputs.rng)
+            return self.text_losses(model, inputs)
         codes, log_posterior = self.codes(model, inputs)
         prediction = self.predict(model, inputs, codes)
         return self.state_losses(model, inputs, prediction, log_posterior)
 
-    def text_losses(self, model: WorldModel, prompt: TextPrompt, rng: SampleRng) -> Losses:
-        """Score the answers to prompts about noisy observations."""
+    def text_losses(self, model: WorldModel, inputs: StageBatch) -> Losses:
+        """Score the answers to prompts about noisy observations and, if there are any, earlier rounds."""
+        prompt, rng = inputs.content, inputs.rng
         strength = rng.uniform()
         longest = max(each.shape[0] for each in prompt.observations)
         noise = rng.normal(longest, *prompt.observations[0].latents.shape[2:])
@@ -193,6 +201,16 @@ class StateObjective(Objective):
             )
             for row, each in enumerate(prompt.observations)
         ]
+        if prompt.before is not None:
+            done = [
+                action
+                for episode in inputs.batch.episodes
+                for action in model.action.of_rounds(list(episode.actions))
+            ]
+            earlier, _ = embed_rounds(model, self.noisy_context(prompt.before, rng), done, prompt.frames)
+            observations = [
+                replace(seen, before=(rows,)) for seen, rows in zip(observations, earlier, strict=True)
+            ]
         rows = text.sequences(model, observations, prompt.prompts, prompt.answers)
         return {"nll": text_loss(model, [row for row, _ in rows], [labels for _, labels in rows])}
 

@@ -54,7 +54,7 @@ class Numbers:
     sizes are equal."""
     places: int = 0
     """How many of the numbers, the first ones, are places in the picture, 0 to 1. The network gets waves of
-    them, too, since it cannot tell near places apart by the numbers alone (Tancik et al. 2020,
+    them, too: by the numbers alone it cannot tell near places apart (Tancik et al. 2020,
     arXiv:2006.10739)."""
     max_positions: ClassVar[int] = 1
 

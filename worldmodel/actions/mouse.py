@@ -72,7 +72,11 @@ class MouseKind(NumbersKind):
 
     def embedding(self, settings: Any) -> Embedding:
         """Return the embedding of all numbers at one position."""
-        return Numbers(self.size(settings), places=2 if settings == DRAG else 0)
+        return Numbers(self.size(settings), self.number_names(settings), places=2 if settings == DRAG else 0)
+
+    def number_names(self, settings: Any) -> tuple[str, ...]:
+        """Return the names of the numbers."""
+        return ("column", "row", "right", "down") if settings == DRAG else ("right", "down")
 
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
         """Return the directions of the motion."""

@@ -234,6 +234,9 @@ class WorldModelConfig:
     confidence_threshold: float | None = None
     """Value of `Session.confidence` below which the model has probably not understood an action in words;
     null if it was not measured."""
+    text_history: bool = False
+    """Whether descriptions and answers read the earlier rounds of a world, as predictions do; false for
+    models whose texts were trained on one observation."""
     sampler: Literal["chunk", "swin"] = "chunk"
     """chunk: chunks are generated one after the other. swin (an experiment): a chunk starts to be
     denoised while the one before it is still noisy (Causal Swin-DPM), which needs an even

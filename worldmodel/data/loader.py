@@ -322,8 +322,9 @@ class BatchLoader:
                     *encoded,
                 )
                 if episode.prompt is not None:
-                    # Texts are packed, so their lengths need not agree; the number of observations must.
-                    shape = (len(episode.observations), bool(encoded))
+                    # Texts are packed, so their lengths need not agree; the numbers of observations and of
+                    # earlier rounds must.
+                    shape = (len(episode.observations), len(episode.actions), bool(encoded))
                 by_shape.setdefault(shape, []).append((pending.sample.index, episode))
         step = samples[0].step
         task, self_rollout = self.sampler.task(step), self.sampler.self_rollout(step)

@@ -16,6 +16,7 @@ from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round, start_worlds
 from worldmodel.rollout.session import sampling_params
+from worldmodel.rollout.state import newest_observation
 
 Images = UInt8[np.ndarray, "b h w 3"]
 Clips = UInt8[np.ndarray, "b t h w 3"]
@@ -32,6 +33,10 @@ class Worlds(Protocol):
 
     def step(self, actions: Sequence[Action]) -> Clips:
         """Play one round of every world."""
+        ...
+
+    def ask(self, prompts: Sequence[str]) -> list[str]:
+        """Answer a question about every world."""
         ...
 
 
@@ -80,6 +85,12 @@ class ModelWorlds:
         self._on_work(len(actions))
         return self._state.frames
 
+    def ask(self, prompts: Sequence[str]) -> list[str]:
+        """Answer a question about every world, as `Session.describe` does."""
+        said = _read(self._model, newest_observation(self._model, self._state).unstack(), prompts)
+        self._on_work(len(prompts))
+        return said
+
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """Reward and end of the last round of every world, if the model predicts them."""
@@ -127,18 +138,7 @@ class ModelSubject:
         frames = [part.frames for part in parts if part.frames is not None]
         latents = torch.cat([part.latents for part in parts], dim=1)
         seen = Observation(latents, torch.cat(frames, dim=1) if frames else None).unstack()
-        lengths = [len(self.model.backbone.token_ids(prompt)) for prompt in prompts]
-        said = [""] * len(prompts)
-        for length in sorted(set(lengths)):
-            rows = [row for row, own in enumerate(lengths) if own == length]
-            asked = [seen[row] for row in rows]
-            sequences = text.sequences(self.model, asked, [prompts[row] for row in rows])
-            prefix = torch.stack([sequence for sequence, _ in sequences])
-            decoded = self.model.backbone.decode_text(
-                prefix, self.model.backbone.new_cache(), text.MAX_TOKENS
-            )
-            for row, answer in zip(rows, decoded, strict=True):
-                said[row] = answer
+        said = _read(self.model, seen, prompts)
         self._on_work(len(prompts))
         return said
 
@@ -155,6 +155,20 @@ class ModelSubject:
 
     def _pixels(self, clips: Sequence[np.ndarray] | Clips) -> Float[Tensor, "b t 3 h w"]:
         return to_tensor(list(clips), self.model.device)
+
+
+@torch.no_grad()
+def _read(model: WorldModel, seen: Sequence[Observation], prompts: Sequence[str]) -> list[str]:
+    """Decode a text about every observation; sequences of equal length form a batch."""
+    sequences = [row for row, _ in text.sequences(model, seen, prompts)]
+    said = [""] * len(prompts)
+    for length in sorted({len(row) for row in sequences}):
+        rows = [row for row, own in enumerate(sequences) if len(own) == length]
+        prefix = torch.stack([sequences[row] for row in rows])
+        decoded = model.backbone.decode_text(prefix, model.backbone.new_cache(), text.MAX_TOKENS)
+        for row, answer in zip(rows, decoded, strict=True):
+            said[row] = answer
+    return said
 
 
 def _to_clips(pixels: Float[Tensor, "b t 3 h w"]) -> Clips:

@@ -141,9 +141,10 @@ class ActionAdapter(nn.Module):
             if kind.name not in former.kinds or isinstance(own, Words):
                 continue
             other: Any = kind.embedding(former.kinds[kind.name])
-            mine, theirs = list(own.names), list(other.names)
-            found |= {f"{kind.name}.weight": (0, mine, theirs)} if isinstance(own, Rows) else {}
-            found |= {f"{kind.name}.0.weight": (1, mine, theirs)} if isinstance(own, Numbers) else {}
+            if isinstance(own, Rows):
+                found[f"{kind.name}.weight"] = (0, list(own.names), list(other.names))
+            if isinstance(own, Numbers):
+                found[f"{kind.name}.0.weight"] = (1, _columns(own), _columns(other))
         others = {kind.name: kind.embedding(former.kinds[kind.name]) for kind in _kinds(former)}
         mine, theirs = (
             [(place, *control) for place in range(count) for control in controls]
@@ -290,20 +291,27 @@ def _controls(embeddings: Mapping[str, Embedding]) -> list[tuple[str, str | int]
     return found
 
 
-class PlaceWaves(nn.Module):
-    """Adds sines and cosines of places in the picture, 0 to 1, to the numbers that they are among."""
+class NumbersLayer(nn.Linear):
+    """A linear layer of numbers, with sines and cosines of those that are places in the picture."""
 
-    def __init__(self, places: int) -> None:
-        super().__init__()
-        self.places = places
+    def __init__(self, numbers: Numbers, width: int) -> None:
+        super().__init__(numbers.size + 2 * PLACE_OCTAVES * numbers.places, width)
+        self.places = numbers.places
 
-    def forward(self, numbers: Float[Tensor, "n k"]) -> Float[Tensor, "n j"]:
-        octaves = 2.0 ** torch.arange(PLACE_OCTAVES, dtype=numbers.dtype, device=numbers.device)
-        angles = (math.pi * numbers[:, : self.places, None] * octaves).flatten(1)
-        return torch.cat([numbers, angles.sin(), angles.cos()], dim=1)
+    def forward(self, input: Float[Tensor, "n k"]) -> Float[Tensor, "n d"]:
+        if not self.places:
+            return super().forward(input)
+        rates = math.pi * 2.0 ** torch.arange(PLACE_OCTAVES, dtype=input.dtype, device=input.device)
+        angles = (input[:, None, : self.places] * rates[:, None]).flatten(1)
+        return super().forward(torch.cat([input, angles.sin(), angles.cos()], dim=1))
 
 
 def _numbers_to_token(numbers: Numbers, width: int) -> nn.Sequential:
-    size = numbers.size + 2 * PLACE_OCTAVES * numbers.places
-    layers = (nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))
-    return nn.Sequential(PlaceWaves(numbers.places), *layers) if numbers.places else nn.Sequential(*layers)
+    return nn.Sequential(NumbersLayer(numbers, width), nn.SiLU(), nn.Linear(width, width))
+
+
+def _columns(numbers: Numbers) -> list[tuple[str, int]]:
+    """Return the name and the wave, 0 for none, of each column of a `NumbersLayer`; nothing without names."""
+    waves = range(1, 1 + 2 * PLACE_OCTAVES)
+    places = [(name, wave) for wave in waves for name in numbers.names[: numbers.places]]
+    return [*((name, 0) for name in numbers.names), *places]

@@ -48,7 +48,8 @@ def sequences(
 ) -> list[TextSequence]:
     """Return the embeddings of vision tokens, prompt and (in training) answer, and the labels.
 
-    Every observation is a batch of one. A label is the token that a position should predict, or -100; labels
+    Every observation is a batch of one. What was before it, if it is given, comes first: then texts and
+    predictions read the same prefix. A label is the token that a position should predict, or -100; labels
     are on the CPU.
     """
     tokens = _vision_tokens(model, observations)
@@ -60,9 +61,10 @@ def sequences(
         ids = to_device(torch.tensor([*prompt_ids, *answer_ids[:-1]], dtype=torch.long), vision.device)
         words, count = backbone.embed(ids), len(prompt_ids)
         parts = [vision, model.prompt_marker[None], words[:count], model.answer_marker[None], words[count:]]
-        unlabelled = len(vision) + 1 + count
+        before = observations[row].before
+        unlabelled = sum(map(len, before)) + len(vision) + 1 + count
         labels = torch.tensor([-100] * unlabelled + (answer_ids or [-100]))
-        rows.append((torch.cat([part.to(vision.dtype) for part in parts]), labels))
+        rows.append((torch.cat([part.to(vision.dtype) for part in (*before, *parts)]), labels))
     return rows
 
 

@@ -30,6 +30,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.code import CodeSampling
 from worldmodel.models.conditioning import Codes, Condition, Prediction
 from worldmodel.models.loading.model_folder import PretrainedModel
+from worldmodel.models.rounds import embed_rounds
 from worldmodel.models.state import State, StateHead
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.parallel.agreement import Agreement
@@ -235,17 +236,9 @@ class WorldModel(PretrainedModel):
             state = State(self.action.text_states(flat, self.backbone))
             hidden = state.hidden.unflatten(0, (batch, rounds))
             return Prediction(hidden, context, state, self.condition_adapter(state, past))
-        pixels = None if frames is None else frames.flatten(0, 1)
-        history = code = None
-        if codes is not None and self.state is not None:
-            history = self.state.history(codes.following().flatten(0, 1))
-            code = codes.code.flatten(0, 1)
-        seen = self.encode_observation(Observation(self.unseen(past), pixels), history)
-        parts = self.encode_action(flat).rows(seen.tokens, seen.queries)
-        ends = torch.tensor([sum(map(len, each)) for each in parts]).view(batch, rounds).cumsum(dim=1)
-        # One concatenation: a GPU computes it faster than the host could start one for every round.
-        rows = list(torch.cat([part for each in parts for part in each]).split(ends[:, -1].tolist()))
+        rows, ends = embed_rounds(self, context, flat, frames, codes)
         hidden = self.predict_states(nn.utils.rnn.pad_sequence(rows, batch_first=True), ends)
+        code = codes.code.flatten(0, 1) if codes is not None and self.state is not None else None
         state = self.read_state(hidden.flatten(0, 1), past, code=code)
         return Prediction(hidden, context, state, self.condition(state, past, flat))
 

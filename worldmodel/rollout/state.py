@@ -1,6 +1,6 @@
 """The state of worlds between two rounds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from worldmodel.config import WorldModelConfig, height_width
 from worldmodel.diffusion.swin import ChunkTrace
 from worldmodel.episodes import Outcome, PredictedState
 from worldmodel.media.tensors import to_tensor
-from worldmodel.models.backbone.prefix_cache import History
+from worldmodel.models.backbone.prefix_cache import History, remembered
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
@@ -133,8 +133,12 @@ def observe(model: WorldModel, latents: Float[Tensor, "b t c h w"], frames: Clip
 
 
 def newest_observation(model: WorldModel, state: WorldState) -> Observation:
-    """Return the newest observation."""
-    return observe(model, state.latents, state.frames)
+    """Return the newest observation, with the rounds before it where texts read these."""
+    seen = observe(model, state.latents, state.frames)
+    if not model.config.text_history or not state.histories[0]:
+        return seen
+    kept = (remembered(history, model.config.history_rounds) for history in state.histories)
+    return replace(seen, before=tuple(torch.cat(rounds) for rounds in kept))
 
 
 def last_transition(model: WorldModel, state: WorldState) -> Observation | None:

@@ -20,6 +20,8 @@ from worldmodel.shapes.films import SPLIT as FILMS
 from worldmodel.shapes.films import sample_film_rollout
 from worldmodel.shapes.memory import SPLIT as MEMORY
 from worldmodel.shapes.memory import sample_memory_rollout
+from worldmodel.shapes.recall import SPLIT as RECALL
+from worldmodel.shapes.recall import sample_recall
 from worldmodel.shapes.scene import half_side_of
 from worldmodel.shapes.wordings import SPLIT as WORDINGS
 from worldmodel.shapes.wordings import sample_worded_rollout
@@ -54,6 +56,11 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> "Shap
             f"data.sources.{name} is the shapes world, whose rounds have {shapes.FRAMES_PER_CLIP} "
             f"frames; set model.chunk_frames, now {model.chunk_frames}, to {shapes.FRAMES_PER_CLIP}."
         )
+    if config.sources[name].split == RECALL and not model.text_history:
+        raise ConfigError(
+            f"data.sources.{name} asks about earlier rounds, which this model's texts do not read; set "
+            "model.text_history to true."
+        )
     return ShapesSource(config.sources[name].split, model.action.keys)
 
 
@@ -65,7 +72,7 @@ class ShapesSource:
     `document` (text alone).
     """
 
-    tasks = ("rounds", "imagine", "describe", "ask", "inverse", "document")
+    tasks: tuple[str, ...] = ("rounds", "imagine", "describe", "ask", "inverse", "document")
     texts = ()  # they come from the world: `ShapesWorld.documents`
     size = None
     streams = 0
@@ -79,14 +86,28 @@ class ShapesSource:
                 `memory` for objects that are hidden and shown again, `controls` for what a mouse, a vector
                 and a camera do, `away` for objects that the camera leaves and comes back to, `films` for
                 episodes that begin with observed rounds, `captions`, where `imagine` has clips in which
-                something happens, or `written`: of acts in many words, `ask` has the words and what happens
-                then, written out, and `rounds` has these as actions.
+                something happens, `written`: of acts in many words, `ask` has the words and what happens
+                then, written out, and `rounds` has these as actions, or `recall`, where `ask` has rounds
+                and a question that only these can answer.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
         """
-        splits = (*shapes.SPLITS, "chance", WORDINGS, MEMORY, CONTROLS, AWAY, FILMS, CAPTIONS, WRITTEN)
+        splits = (
+            *shapes.SPLITS,
+            "chance",
+            WORDINGS,
+            MEMORY,
+            CONTROLS,
+            AWAY,
+            FILMS,
+            CAPTIONS,
+            WRITTEN,
+            RECALL,
+        )
         if split not in splits:
             raise ConfigError(f"The shapes world has no split {split!r}; use {', '.join(splits)}.")
         self.name = self.split = split
+        if split == RECALL:
+            self.tasks = ("ask",)
         self.keys = keys
 
     def at(self, index: int) -> "ShapesSource":
@@ -113,6 +134,8 @@ class ShapesSource:
             scene = shapes.zone_scene(rng) if rng.random() < 0.8 else shapes.random_scene(rng)
             clip = np.repeat(shapes.render(scene)[None], shapes.FRAMES_PER_CLIP, axis=0)
             return Episode(name, (clip[:0], clip), (Action(shapes.caption(scene)),))
+        if self.split == RECALL:
+            return self._recall(name, seed, index, 1 + index % max(rounds, 1), rng)
         observed = 0
         if self.split == "chance":
             samples = sample_chance_rollout(seed, index, max(rounds, 1))
@@ -158,6 +181,17 @@ class ShapesSource:
         if observed:
             labels = {"words": labels["words"]}  # no act is named in a film, and none is predicted
         return Episode(name, (before, *clips), actions, labels=labels, observed=observed)
+
+    def _recall(self, name: str, seed: int, index: int, rounds: int, rng: np.random.Generator) -> Episode:
+        asked = sample_recall(seed, index, rounds)
+        clips = [sample.clip for sample in asked.samples]
+        observations = (clips[0].first_frame[None], *(clip.frames for clip in clips))
+        # In a film nothing is done, and in the other rounds what is in the text.
+        actions = tuple(
+            _action(sample, rng, self.keys) if number >= asked.observed else Action()
+            for number, sample in enumerate(asked.samples)
+        )
+        return Episode(name, observations, actions, asked.prompt, asked.answer, observed=asked.observed)
 
 
 def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:

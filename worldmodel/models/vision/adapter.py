@@ -21,6 +21,8 @@ class Observation:
 
     latents: Float[Tensor, "b t c h w"]
     frames: Float[Tensor, "b f 3 H W"] | None = None
+    before: tuple[Float[Tensor, "_ d"], ...] = ()
+    """Embeddings of the rounds before it, per row, for texts that are about these, too; empty without."""
 
     @classmethod
     def stack(cls, observations: "list[Observation]") -> "Observation":
@@ -32,7 +34,8 @@ class Observation:
     def unstack(self) -> "list[Observation]":
         """Split into observations with a batch of one."""
         frames = [None] * len(self.latents) if self.frames is None else self.frames.split(1)
-        return [Observation(*row) for row in zip(self.latents.split(1), frames, strict=True)]
+        before = [(row,) for row in self.before] or [()] * len(self.latents)
+        return [Observation(*row) for row in zip(self.latents.split(1), frames, before, strict=True)]
 
     @property
     def shape(self) -> tuple[int, int]:

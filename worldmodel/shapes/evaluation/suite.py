@@ -53,10 +53,16 @@ from worldmodel.shapes.evaluation.language import (
     questions,
 )
 from worldmodel.shapes.evaluation.memory import HIDDEN_ROUNDS, hidden_objects
+from worldmodel.shapes.evaluation.recall import RECALL_ROUNDS, recalled
 from worldmodel.shapes.evaluation.recognition import recognise
 from worldmodel.shapes.films import SPLIT as FILMS
 from worldmodel.shapes.memory import SPLIT as MEMORY
+from worldmodel.shapes.recall import KINDS as QUESTIONS
+from worldmodel.shapes.recall import SPLIT as RECALL
 from worldmodel.shapes.source import KEYS
+
+OF_THEIR_OWN = ("chance", MEMORY, CONTROLS, AWAY, RECALL, FILMS, CAPTIONS)
+"""Splits that are not measured by how single actions are followed."""
 
 
 class ShapesSuite:
@@ -73,6 +79,7 @@ class ShapesSuite:
         MEMORY: "Objects that are hidden and shown again",
         CONTROLS: "Mouse, vector and camera",
         AWAY: "Objects that the camera left and came back to",
+        RECALL: "Questions about earlier rounds",
         FILMS: "Objects that go on as a film shows",
         CAPTIONS: "Text to video",
     }
@@ -107,8 +114,7 @@ class ShapesSuite:
                 partial(following_charts, name=split, title=title),
             )
             for split, title in self.splits.items()
-            if settings.split in (None, split)
-            and split not in (*("chance", MEMORY, CONTROLS, AWAY, FILMS, CAPTIONS),)
+            if settings.split in (None, split) and split not in OF_THEIR_OWN
         ]
         covered = -(-count // 10)
         sampled = len(uncertain_steps) * (count + covered * SEEDS)
@@ -128,7 +134,9 @@ class ShapesSuite:
         videos = Part("text_to_video", count, lambda s: text_to_video(s, self.judge, count, seed, album))
         if settings.split is not None:
             alone = {"chance": [chance], MEMORY: [memory], FILMS: [films], CAPTIONS: [videos]}
-            alone |= {CONTROLS: [controls], AWAY: [away]}
+            asked = count * len(QUESTIONS) * (sum(RECALL_ROUNDS) + 2 * len(RECALL_ROUNDS))
+            recall = Part("recall", asked, lambda s: recalled(s, count, seed, album))
+            alone |= {CONTROLS: [controls], AWAY: [away], RECALL: [recall]}
             return alone.get(settings.split, following)
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
         takes_keys = config is None or set(KEYS) <= set(config.action.keys)
