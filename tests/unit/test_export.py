@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -134,6 +135,29 @@ def test_a_checkpoint_is_averaged_with_another_model(
     assert any(not torch.equal(before[name], after[name]) for name in mean)
     with pytest.raises(ModelError, match="sizes"):
         export.export(checkpoint, run / "none", average_with="shapes-tiny")
+
+
+def test_a_model_without_its_generator_shows_the_forecast(
+    run: Path, model: WorldModel, make_model: MakeModel
+) -> None:
+    trained = make_model(seed=3)
+    assert trained.state is not None
+    torch.nn.init.normal_(trained.state.to_latents.weight, std=0.1)
+    checkpoint = save(run, trained, {"state": asdict(TrainedConfig())})
+    whole, alone = (
+        WorldModel.from_pretrained(export.export(checkpoint, run / name, without_generator=name == "alone"))
+        for name in ("whole", "alone")
+    )
+    assert alone.config.generator is None
+    assert not any(name.startswith(("generator", "condition")) for name in alone.state_dict())
+    size = model.config.codec.image_size
+    image = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+    frames = []
+    for each in (whole.session(num_inference_steps=0), alone.session()):
+        each.reset(image)
+        frames.append(each.step("go").frames)
+    assert np.array_equal(*frames)
+    assert frames[0].std(axis=0).any()
 
 
 def test_a_checkpoint_of_another_model_is_refused(

@@ -9,6 +9,7 @@ the format of peft, for use with the model that the run started from.
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,9 +18,10 @@ from safetensors.torch import save_file
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, TrainedConfig
 from worldmodel.errors import ModelError, OutputError
-from worldmodel.models import lora
+from worldmodel.models import factory, lora
 from worldmodel.models.backbone import reference
 from worldmodel.models.backbone.reference import Reference
+from worldmodel.models.conditioning import NoAdapter
 from worldmodel.models.loading import deferred, model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
@@ -31,7 +33,13 @@ from worldmodel.train.components import is_trained, settings_of
 from worldmodel.train.tokenizer import with_stored
 
 
-def export(checkpoint: Path, folder: Path, rank: int | None = None, average_with: str | None = None) -> Path:
+def export(
+    checkpoint: Path,
+    folder: Path,
+    rank: int | None = None,
+    average_with: str | None = None,
+    without_generator: bool = False,
+) -> Path:
     """Write the model of a checkpoint; returns its folder.
 
     Args:
@@ -40,8 +48,10 @@ def export(checkpoint: Path, folder: Path, rank: int | None = None, average_with
         rank: Rank to which the LoRA weights of a backbone by reference are reduced; None keeps the sum of
             the ranks of all stages.
         average_with: A model of the same sizes; the mean of its weights and the checkpoint's is written.
+        without_generator: Leave the generator out; the model then shows the forecast of its states.
 
     Raises:
+        ConfigError: `without_generator`, and the model has no forecast.
         ModelError: the checkpoint is damaged, or is not in its run's folder, or `rank` is given and the
             backbone has no LoRA weights by reference, or the model to average with has other sizes.
         OutputError: the folder cannot be written.
@@ -58,6 +68,10 @@ def export(checkpoint: Path, folder: Path, rank: int | None = None, average_with
                 f"The backbone of {checkpoint} has no LoRA weights beside a base model; leave out --rank."
             )
         model.backbone.reference = whole.reduced(rank)
+    if without_generator:
+        model.config = replace(model.config, generator=None, num_inference_steps=0)
+        model.generator = factory.generator(model.config, model.codec, None)
+        model.condition_adapter = NoAdapter(model.config.chunk_latents)
     return model.save_pretrained(folder, training=configs.to_dict(config))
 
 

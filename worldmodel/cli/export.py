@@ -39,6 +39,11 @@ def main(argv: list[str]) -> None:
         "that the run started from",
         metavar="MODEL",
     )
+    parser.add_argument(
+        "--without-generator",
+        action="store_true",
+        help="leave the generator out: the model shows the forecast of its states, in about half of the time",
+    )
     web = parser.add_argument_group("a page that plays a model")
     option(web, "--web", "folder of the page to write, for any static web server", kind=Path, metavar="DIR")
     web.add_argument(
@@ -56,15 +61,16 @@ def main(argv: list[str]) -> None:
     add_base_option(web)
     args = parser.parse_args(argv)
     if args.web is not None:
-        if args.folder is not None or args.adapters or args.average_with or args.rank is not None:
+        whole = (args.folder, args.adapters, args.average_with, args.rank is not None, args.without_generator)
+        if any(whole):
             parser.error("--web writes a page; leave out the folder and the options of checkpoints")
         return _export_web(args)
     if args.single_file or args.runtime or args.base:
         parser.error("--single-file, --runtime and --base are for --web")
     if args.folder is None:
         parser.error("name the folder to write, or a page (--web DIR)")
-    if args.adapters and args.average_with:
-        parser.error("--average-with is for whole models; leave out --adapters")
+    if args.adapters and (args.average_with or args.without_generator):
+        parser.error("--average-with and --without-generator are for whole models; leave out --adapters")
     if args.rank is not None and (args.adapters or args.rank < 1):
         parser.error("--rank is 1 or more, without --adapters")
 
@@ -74,7 +80,7 @@ def main(argv: list[str]) -> None:
     if args.adapters:
         written = export.export_adapters(checkpoint, args.folder)
     else:
-        written = export.export(checkpoint, args.folder, args.rank, args.average_with)
+        written = export.export(checkpoint, args.folder, args.rank, args.average_with, args.without_generator)
     print(f"wrote {written}")
 
 
