@@ -2,7 +2,8 @@
 
 The units of the actions: a mouse is a drag in fractions of the picture, a vector is a push in pixels to the
 right and down (on all objects, or on that of the colour whose key is held), and a camera moves by widths of
-the picture to the right and up, and forward by factors of two.
+the picture to the right and up, and forward by factors of two. All of them move by whole steps of a 16th of
+the picture.
 """
 
 from dataclasses import replace
@@ -14,6 +15,7 @@ from worldmodel.shapes.language import plan_to_text
 from worldmodel.shapes.physics import (
     NO_CONTROLS,
     STAY,
+    STEP,
     CameraMove,
     Controls,
     Drag,
@@ -42,6 +44,8 @@ MAX_PUSH = 24
 MAX_AWAY_ROUNDS = 8
 
 _MIN_WAY, _MAX_DRAG, _MAX_PAN, _MAX_WAY_OUT = 4, 28, 24, 44
+_NEAR_A_STEP = 1
+"""Pixels by which what is asked for differs from whole steps at most: half-way it would be undecided."""
 _SPLIT_ID, _AWAY_ID = 1400, 1500
 """Keep the random streams apart from the other splits'."""
 _TRIES = 16
@@ -60,7 +64,7 @@ _KINDS = {
     "nothing": 0.02,
 }
 KINDS = tuple(_KINDS)
-_MAGNIFIED = ("drag", "pan", "zoom", "drag, pan", "drag on nothing", "nothing")
+_MAGNIFIED = ("zoom", "nothing")
 """What happens while the view is magnified, where walls are out of sight."""
 
 
@@ -144,13 +148,17 @@ def _way_out(rng: np.random.Generator, scene: Scene) -> CameraMove:
     for obj in in_view(scene):
         reach = round(RADII[obj.size] * 1.26) + 2
         ways += [
-            CameraMove(right=obj.x + reach),
-            CameraMove(right=obj.x - reach - FRAME_SIZE),
-            CameraMove(up=FRAME_SIZE - obj.y + reach),
-            CameraMove(up=-obj.y - reach),
+            CameraMove(right=_whole(obj.x + reach)),
+            CameraMove(right=-_whole(FRAME_SIZE + reach - obj.x)),
+            CameraMove(up=_whole(FRAME_SIZE - obj.y + reach)),
+            CameraMove(up=-_whole(obj.y + reach)),
         ]
     ways = [way for way in ways if abs(way.right) + abs(way.up) <= _MAX_WAY_OUT] or [CameraMove(_MAX_WAY_OUT)]
     return ways[int(rng.integers(len(ways)))]
+
+
+def _whole(pixels: int) -> int:
+    return STEP * -(-pixels // STEP)
 
 
 def _sample(rng: np.random.Generator, scene: Scene, kind: str | None) -> Sample:
@@ -188,7 +196,7 @@ def _of_kind(rng: np.random.Generator, scene: Scene, kind: str) -> Sample | None
             _draw_way(rng, _MAX_PAN) if keep != 1 else 0, _draw_way(rng, _MAX_PAN) if keep != 0 else 0
         )
     if "zoom" in kind:
-        camera = _draw_zoom(rng, scene)
+        camera = _draw_zoom(scene)
     if "words" in kind:
         plan = _draw_plan(rng, scene, drag)
         if plan is None:
@@ -226,13 +234,18 @@ def _moved(before: Scene, after: Scene) -> int:
 
 
 def _draw_way(rng: np.random.Generator, most: int) -> int:
-    return int(rng.integers(_MIN_WAY, most + 1)) * (1 if rng.random() < 0.5 else -1)
+    steps = int(rng.integers(1, most // STEP + 1)) * (1 if rng.random() < 0.5 else -1)
+    return min(max(STEP * steps + _off(rng), -most), most)
 
 
-def _draw_zoom(rng: np.random.Generator, scene: Scene) -> CameraMove:
-    """Draw a magnification that ends between the limits."""
-    wanted = float(rng.choice((1.0, 1.125, 1.25, 1.375, MAX_ZOOM)))
-    return CameraMove(forward=round(float(np.log2(wanted / scene.zoom)), 3))
+def _off(rng: np.random.Generator) -> int:
+    return int(rng.integers(-_NEAR_A_STEP, _NEAR_A_STEP + 1))
+
+
+def _draw_zoom(scene: Scene) -> CameraMove:
+    """Return the way to the other limit of the magnification."""
+    factor = MAX_ZOOM if scene.zoom == 1 else 1 / MAX_ZOOM
+    return CameraMove(forward=round(float(np.log2(factor)), 3))
 
 
 def _draw_drag(rng: np.random.Generator, scene: Scene, on_object: bool) -> Drag | None:
@@ -254,7 +267,9 @@ def _draw_drag(rng: np.random.Generator, scene: Scene, on_object: bool) -> Drag 
     if not (0 <= x < FRAME_SIZE and 0 <= y < FRAME_SIZE):
         return None
     half = round(_radius(obj) * 1.26)
-    right, down = (_draw_place(rng, place, half) - place for place in (obj.x, obj.y))
+    right, down = (
+        STEP * round((_draw_place(rng, place, half) - place) / STEP) + _off(rng) for place in (obj.x, obj.y)
+    )
     return Drag(x, y, right, down)
 
 

@@ -39,6 +39,9 @@ VERBS: tuple[str, ...] = (
 )
 
 MOVE_DISTANCE = 16
+STEP = 4
+"""Pixels of the picture in whole multiples of which controls move objects and the camera: half a latent cell
+of 8 pixels, so that a model has to know few displacements, and not one for every pixel."""
 _JUMP_HEIGHT = 14
 _TOUCHED = 0.25
 """Coverage of a pixel by an object from which a pointer on the pixel is on the object."""
@@ -123,6 +126,8 @@ class Drag:
         y: Row where it is pressed.
         right: How far it goes to the right during the clip, in pixels of the picture.
         down: How far it goes down.
+
+    What is dragged goes by whole steps of `STEP` pixels, as all that controls move.
     """
 
     x: int
@@ -247,7 +252,8 @@ def at_rest(scene: Scene) -> Scene:
 
 def _filmed(scene: Scene, zoom: float, move: CameraMove, share: float) -> Scene:
     """Return the scene after a share of the camera's move, which began at a zoom."""
-    right, up = (round(share * pixels / zoom) for pixels in (move.right, move.up))
+    share = _arrived(share)
+    right, up = (round(share * _snapped(pixels / zoom)) for pixels in (move.right, move.up))
     objects = tuple(replace(obj, x=obj.x - right, y=obj.y + up) for obj in scene.objects)
     zoom = min(max(zoom * 2 ** (share * move.forward), 1.0), MAX_ZOOM)
     return Scene(scene.background, objects, zoom)
@@ -296,12 +302,12 @@ def _play(scene: Scene, stage: Sequence[Act], num_frames: int, controls: Control
     for frame in range(1, num_frames + 1):
         _move(cast, bodies, frame, num_frames)
         if controls.drag is not None and dragged is not None:
-            way = (round(controls.drag.right / scene.zoom), round(controls.drag.down / scene.zoom))
+            way = (_snapped(controls.drag.right / scene.zoom), _snapped(controls.drag.down / scene.zoom))
             _carry([dragged], bodies, way, frame, num_frames, pushing=True)
         if controls.push is not None:
             colour = controls.push.colour
             pushed = [body for body in bodies if colour in (None, body.obj.colour, body.old)]
-            way = (controls.push.right, controls.push.down)
+            way = (_snapped(controls.push.right), _snapped(controls.push.down))
             _carry(pushed, bodies, way, frame, num_frames, pushing=colour is not None)
         for act, body in cast:
             _animate(act, body, bodies, frame, num_frames)
@@ -380,13 +386,23 @@ def _carry(
     pushing: bool,
 ) -> None:
     """Move bodies by a frame's share of a way, pixel by pixel, the foremost ones first."""
+    before, now = (_arrived(number / num_frames) for number in (frame - 1, frame))
     for dx, dy, whole in ((1, 0, way[0]), (0, 1, way[1])):
-        pixels = round(whole * frame / num_frames) - round(whole * (frame - 1) / num_frames)
+        pixels = round(whole * now) - round(whole * before)
         sign = 1 if pixels > 0 else -1
         movers = sorted(movers, key=lambda body: -sign * (body.x * dx + body.y * dy))
         for _ in range(abs(pixels)):
             for body in movers:
                 _shift(body, sign * dx, sign * dy, bodies, pushing=pushing)
+
+
+def _snapped(pixels: float) -> int:
+    return STEP * round(pixels / STEP)
+
+
+def _arrived(share: float) -> float:
+    """Return the share of its way that a control has gone: all of it after 3/4 of the clip, and then rest."""
+    return min(1.0, share / 0.75)
 
 
 def _under_pointer(drag: Drag | None, scene: Scene, bodies: Sequence[_Body]) -> _Body | None:

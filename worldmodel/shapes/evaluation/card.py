@@ -5,9 +5,9 @@ from worldmodel.shapes.judge import NAMED_PLACE_TOLERANCE, PLACE_TOLERANCE
 
 CARD = CardText(
     about="""A small any-to-any world model of a procedural world: shapes of eight colours on dark backgrounds
-that obey sentences such as "the red ball moves left". A language model predicts the state after an action, a
-flow-matching generator renders it as video, and the same language model describes images and answers
-questions about them.
+that obey sentences such as "the red ball moves left". A language model predicts the state after an action,
+which is shown as video, by a flow-matching generator where the model has one; the same language model
+describes images and answers questions about them.
 """,
     usage="""```python
 from worldmodel import WorldModel
