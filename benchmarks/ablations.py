@@ -72,7 +72,7 @@ def shipped() -> Settings:
     stages = settings["stages"]
     settings["stages"] = {name: stages[name] for name in ("alignment", "single")}
     settings["stages"]["single"] |= {"constant_fraction": 0.5, "batch_size": 24}
-    settings["init_from"] |= {"generator": "shapes-tiny", "condition_adapter.to_cells": "shapes-tiny"}
+    settings["init_from"] |= {"generator": "shapes-smol", "condition_adapter.to_cells": "shapes-smol"}
     settings["model"] |= {"num_inference_steps": 0, "condition_adapter": {}, "generator": GENERATOR}
     return settings
 

@@ -75,7 +75,7 @@ def test_a_step_that_does_not_fit_is_told_what_would(full: StepEstimator) -> Non
 
 
 def test_the_command_line_prints_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["stages.joint.batch_size=2", "stages.joint.tasks={rounds: 1.0}"]
+    settings = ["stages.tune.batch_size=2", "stages.tune.tasks={rounds: 1.0}"]
     options = ["--gpus", "2", "--memory-gib", "100", "--json"]
     assert main(["info", "--plan", *options, "own_clips", *settings]) == 0
     told = json.loads(capsys.readouterr().out)
