@@ -134,8 +134,10 @@ def test_a_repository_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not any(pattern in {"*", "*.py", "*.bin"} for pattern in asked[0]["allow_patterns"])
 
 
-def test_a_model_is_pushed_to_the_hub(model: WorldModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed: list[tuple[str, set[str]]] = []
+def test_a_model_is_pushed_to_the_hub_with_its_card(
+    model: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: dict[str, tuple[set[str], str, dict[str, Any] | None]] = {}
 
     class Api:
         def __init__(self, token: str | None = None) -> None: ...
@@ -144,12 +146,21 @@ def test_a_model_is_pushed_to_the_hub(model: WorldModel, monkeypatch: pytest.Mon
             return SimpleNamespace(repo_id=repo_id)
 
         def upload_folder(self, repo_id: str, folder_path: Path, **_: Any) -> str:
-            pushed.append((repo_id, {path.name for path in folder_path.iterdir()}))
+            names = {path.name for path in folder_path.iterdir()}
+            training = json.loads((folder_path / "config.json").read_text())["training"]
+            pushed[repo_id] = (names, (folder_path / "README.md").read_text(), training)
             return "https://hub/commit"
 
     monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
     assert model.push_to_hub("someone/model") == "https://hub/commit"
-    assert pushed == [("someone/model", {*PARTS, "README.md", "config.json", "tokens.safetensors"})]
+    names, card, training = pushed["someone/model"]
+    assert names == {*PARTS, "README.md", "config.json", "tokens.safetensors"}
+    assert "Not measured." in card
+    assert training is None
+
+    folder = model.save_pretrained(tmp_path / "measured", card="# Measured: 93 %", training={"stages": {}})
+    WorldModel.from_pretrained(folder).push_to_hub("someone/measured")
+    assert pushed["someone/measured"][1:] == ("# Measured: 93 %", {"stages": {}})
 
 
 # Invalid folders

@@ -45,6 +45,7 @@ FOR_GENERATOR = ("generator.", "condition_adapter.")
 """Beginnings of the names of weights that a model without a generator does not have."""
 WEIGHTS, TOKENS, START_IMAGES = "model.safetensors", "tokens.safetensors", "start_images"
 KNOWN = "known.safetensors"
+CARD = "README.md"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 M = TypeVar("M", bound="PretrainedModel")
@@ -62,6 +63,10 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
     """Those that it was trained on, if its folder says so."""
     known: KnownObservations | None = None
     """Which observations it knows, if its folder says so."""
+    card: str | None = None
+    """The model card of its folder."""
+    record: dict[str, Any] | None = None
+    """How it was trained, as its folder says."""
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride] -- no arguments of the class
@@ -114,6 +119,7 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
         if adapters is not None:
             lora.load(model, Path(adapters))
             model.backbone.reference = None
+            model.card = None  # its figures are of other weights
         deferred.check_finite(model.state_dict(), name)
         return model.to(device=where).eval().requires_grad_(False)
 
@@ -132,12 +138,15 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
             save_directory: The folder; an existing model in it is replaced.
             dtype: Data type of the weights in the files.
             training: Summary of how the model was trained, for config.json and the card.
-            card: Text of the model card; by default a card without figures.
+            card: Text of the model card; by default a card without figures. Without `training`, too, both are
+                those with which the model was loaded.
             **_: Arguments of `ModelHubMixin.push_to_hub`, which need no action here.
 
         Raises:
             OutputError: the folder cannot be written, or has files that do not belong to a model.
         """
+        if training is None and card is None:
+            training, card = self.record, self.card
         return save(self, Path(save_directory), dtype, training, card)  # pyright: ignore[reportArgumentType]
 
 
@@ -164,7 +173,9 @@ def load(cls: type, folder: Path, dtype: torch.dtype | None = None, base: str | 
             _fill(component.state_dict(), folder / name / WEIGHTS)
     _fill(dict(model.named_parameters(recurse=False)), folder / TOKENS)
     model.start_images = read_start_images(folder, config)
-    model.tasks = read_tasks(folder)
+    model.tasks, model.record = read_tasks(folder), _read_record(folder)
+    if (folder / CARD).is_file():
+        model.card = (folder / CARD).read_text(encoding="utf-8")
     model.known = KnownObservations.read(folder / KNOWN, model.backbone.width)
     return model
 
@@ -215,10 +226,14 @@ def read_start_images(folder: Path, config: WorldModelConfig) -> tuple[StartImag
 
 def read_tasks(folder: Path) -> tuple[str, ...] | None:
     """Return the tasks of all stages in which a model was trained; None if its config.json does not say."""
-    training = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training")
+    training = _read_record(folder)
     stages = _mapping(_mapping(_mapping(training).get("config") or training).get("stages"))
     weights = [_mapping(_mapping(stage).get("tasks")) for stage in stages.values()]
     return tuple(dict.fromkeys(task for each in weights for task, share in each.items() if share)) or None
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -397,7 +412,7 @@ def save(
                     Image.fromarray(start.image), temporary / START_IMAGES / f"{number:02} {title}.png"
                 )
             text = card or plain_card(model, model.config, folder.name, training)
-            (temporary / "README.md").write_text(text, encoding="utf-8")
+            (temporary / CARD).write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(
