@@ -23,6 +23,7 @@ from transformers import DynamicCache
 
 from worldmodel.actions import Numbers, Rows, Words
 from worldmodel.errors import ConfigError, pip_install
+from worldmodel.export.web.winograd import replace_convolutions
 from worldmodel.media.tensors import to_pixels
 from worldmodel.models.code import CodeSampling
 from worldmodel.models.layers import attention
@@ -31,11 +32,11 @@ from worldmodel.models.vision.adapter import LatentVision, Observation
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.observation_score import states_of
 
-OPSET = 18
+OPSET = 23
 NUMBER_KINDS = ("vector", "mouse")
 """Kinds of action of numbers whose values the page can make: a camera needs poses, and others are unknown."""
-LEAST_STORED = 1024
-"""Values of a weight from which on it is stored in bf16; smaller ones are biases and scales."""
+LEAST_ROUNDED = 1024
+"""Values of a weight from which on it is rounded to bf16; smaller ones are biases and scales."""
 
 
 def check(model: WorldModel) -> None:
@@ -98,6 +99,8 @@ class RoundGraph(nn.Module):
             self.known = nn.Parameter(model.known.states)
         rows = (len(each.names) for each in model.action.embeddings.values() if isinstance(each, Rows))
         self.first_key = len(self.table) - sum(rows)
+        layers: Any = model.backbone.model.base_model.layers
+        _return_newest(layers[-1], model.config.num_queries)
 
     def forward(
         self,
@@ -136,7 +139,7 @@ class RoundGraph(nn.Module):
             past_key_values=cache,
             use_cache=True,
             position_ids=torch.arange(first, first + given.shape[1])[None],
-        ).last_hidden_state[:, -model.config.num_queries :]
+        ).last_hidden_state
         layers: list[Any] = cache.layers
         present = torch.stack([torch.stack([layer.keys, layer.values]) for layer in layers])
         state = model.read_state(hidden, context, draws=draws, sampling=CodeSampling())
@@ -192,6 +195,26 @@ class RoundGraph(nn.Module):
         return embedding.size
 
 
+def _return_newest(layer: Any, count: int) -> None:
+    """Make the last layer of a backbone return its newest tokens only.
+
+    Later rounds need the keys and values of those before. Nobody reads what else is computed of them, so the
+    exporter leaves it out.
+    """
+    whole = layer.forward
+
+    def forward(hidden: Tensor, *, position_embeddings: Any, position_ids: Tensor, **others: Any) -> Tensor:
+        def part(tokens: slice) -> Tensor:
+            embeddings = tuple(each[:, tokens] for each in position_embeddings)
+            places = position_ids[:, tokens]
+            return whole(hidden[:, tokens], position_embeddings=embeddings, position_ids=places, **others)
+
+        part(slice(-count))
+        return part(slice(-count, None))
+
+    layer.forward = forward
+
+
 def number_kinds(model: WorldModel) -> list[str]:
     """Return the kinds of action whose values are numbers, in the order of their tokens."""
     return [
@@ -200,7 +223,7 @@ def number_kinds(model: WorldModel) -> list[str]:
 
 
 def write(model: WorldModel, folder: Path) -> None:
-    """Write `encode.onnx`, `round.onnx` and `decode.onnx`, with weights in bf16.
+    """Write `encode.onnx`, `round.onnx` and `decode.onnx`, with weights rounded to bf16.
 
     Raises:
         ConfigError: a part of the model cannot go into them, or the package onnx is missing.
@@ -214,6 +237,7 @@ def write(model: WorldModel, folder: Path) -> None:
     model = copy.deepcopy(model).float().eval().requires_grad_(False)
     with torch.no_grad(), attention.using("sdpa"):
         _write(EncodeGraph(model), (_frame(model),), folder / "encode.onnx", ["frame"], ["context"], ({},))
+        replace_convolutions(model)  # of what is computed in every round
         latents = torch.zeros(1, 3, *model.config.latent_shape[1:])
         _write(
             DecodeGraph(model),
@@ -299,6 +323,9 @@ def _write(
 ) -> None:
     import onnx
 
+    for weight in graph.parameters():
+        if weight.numel() >= LEAST_ROUNDED:
+            weight.data = weight.bfloat16().float()
     # The exporter warns of torchvision's operators, which no graph here has.
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -327,7 +354,7 @@ def _write(
 
 
 def _store_bf16(model: Any) -> None:
-    """Store large weights in bf16, and cast them when the graph is loaded: half the bytes, the same speed.
+    """Store rounded weights in bf16, and cast them when the graph is loaded: half the bytes, the same speed.
 
     fp16 would round the smallest of the values that bf16 holds.
     """
@@ -335,11 +362,13 @@ def _store_bf16(model: Any) -> None:
 
     graph, kept, casts = model.graph, [], []
     for weight in graph.initializer:
-        values = numpy_helper.to_array(weight)
-        if weight.data_type != TensorProto.FLOAT or values.size < LEAST_STORED:
+        values = torch.from_numpy(numpy_helper.to_array(weight).copy())
+        rounded = values.bfloat16()
+        whole = weight.data_type == TensorProto.FLOAT and torch.equal(rounded.float(), values)
+        if not whole or values.numel() < LEAST_ROUNDED:
             kept.append(weight)
             continue
-        stored = torch.from_numpy(values.copy()).to(torch.bfloat16).view(torch.int16).numpy().tobytes()
+        stored = rounded.view(torch.int16).numpy().tobytes()
         name = f"{weight.name}_bf16"
         kept.append(
             TensorProto(name=name, data_type=TensorProto.BFLOAT16, dims=values.shape, raw_data=stored)
