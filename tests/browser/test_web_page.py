@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from accessibility import findings
+from firefox import Firefox
 from PIL import Image
 
 from worldmodel import WorldModel, start_images
@@ -112,10 +115,8 @@ SENTENCES = [
 KEYS = ["forward", "left", "forward", "pickup", "right", "toggle", "drop"]
 
 
-@pytest.mark.parametrize("name", ["minigrid-doorkey", "shapes-tiny", "shapes-memory"])
-def test_shipped_worlds_play_as_in_python(
-    name: str, exported: Callable[[str], Path], page: Any, record_property: Callable[[str, object], None]
-) -> None:
+def film(name: str) -> tuple[dict[str, Any], list[Any]]:
+    """Return what `play_world.js` is to play of a shipped world, and the results of a Python session."""
     model = WorldModel.from_pretrained(name)
     start = np.asarray(start_images(model)[0].image)
     if name == "minigrid-doorkey":
@@ -125,13 +126,20 @@ def test_shipped_worlds_play_as_in_python(
     session = model.session(seed=3, num_inference_steps=0)
     session.reset(start)
     truth = [session.step(action) for action in actions]
+    sent = [{"text": each} if isinstance(each, str) else each for each in actions]
+    return {"start": {"rgba": rgba(start)}, "seed": 3, "actions": sent}, truth
 
+
+@pytest.mark.parametrize("name", ["minigrid-doorkey", "shapes-tiny", "shapes-memory"])
+def test_shipped_worlds_play_as_in_python(
+    name: str, exported: Callable[[str], Path], page: Any, record_property: Callable[[str, object], None]
+) -> None:
+    asked, truth = film(name)
     with served(exported(name)) as address:
         page.goto(address)
-        sent = [{"text": each} if isinstance(each, str) else each for each in actions]
-        rounds = page.evaluate(PLAY, {"start": {"rgba": rgba(start)}, "seed": 3, "actions": sent})
+        rounds = page.evaluate(PLAY, asked)
 
-    assert farthest(decoded(rounds, start.shape[:2]), [each.frames for each in truth]) <= MOST
+    assert farthest(decoded(rounds, truth[0].frames.shape[1:3]), [each.frames for each in truth]) <= MOST
     for made, each in zip(rounds, truth, strict=True):
         assert (made["outcome"] is None) == (each.outcome is None)
         if each.outcome is not None:
@@ -139,6 +147,33 @@ def test_shipped_worlds_play_as_in_python(
             assert made["outcome"]["reward"] == pytest.approx(each.outcome.reward, abs=1e-3)
     took = [float(each["took"]) for each in rounds[-10:]]
     record_property("rounds_per_second", 1000 * len(took) / sum(took))
+
+
+def test_firefox_plays_as_python(exported: Callable[[str], Path], tmp_path: Path) -> None:
+    executable = shutil.which("firefox-esr") or shutil.which("firefox")
+    if executable is None:
+        pytest.skip("Firefox is not installed (`apt-get install firefox-esr`)")
+    asked, truth = film("minigrid-doorkey")
+    with served(exported("minigrid-doorkey")) as address, Firefox(executable, tmp_path) as firefox:
+        firefox.goto(address)
+        rounds = firefox.evaluate(PLAY, asked)
+        assert farthest(decoded(rounds, (48, 48)), [each.frames for each in truth]) <= MOST
+        firefox.evaluate(CLICK_AND_PRESS)
+
+
+CLICK_AND_PRESS = """async () => {
+  const screen = document.getElementById("screen");
+  const until = async (round) => {
+    while (screen.dataset.round !== round) await new Promise((resolve) => setTimeout(resolve, 50));
+    return screen.toDataURL();
+  };
+  document.querySelector("#tiles button").click();
+  const before = await until("0");
+  const key = { key: "ArrowRight", code: "ArrowRight", bubbles: true };
+  document.body.dispatchEvent(new KeyboardEvent("keydown", key));
+  if ((await until("1")) === before) throw new Error("the picture is the same");
+}"""
+"""Starts a world on the page and turns; fails if nothing changes."""
 
 
 def test_a_world_begins_from_a_text_as_in_python(exported: Callable[[str], Path], page: Any) -> None:
@@ -275,15 +310,45 @@ def test_the_page_undoes_forks_saves_and_shares(exported: Callable[[str], Path],
         assert np.array_equal(picture(page), turned), "a link gives the same film"
 
 
-def test_a_link_for_another_model_is_refused(exported: Callable[[str], Path], page: Any) -> None:
-    said = {"model": "0" * 16, "start": 0, "seed": 0, "actions": [{"keys": ["forward"]}]}
+LINKS: dict[str, tuple[dict[str, Any], str]] = {
+    "another model": ({"model": "0" * 16}, "another model"),
+    "an unknown key": ({"actions": [{"keys": ["forward"]}, {"keys": ["fly"]}]}, "fly"),
+    "words": ({"actions": [{"text": "jump"}]}, "text"),
+    "keys that are no list": ({"actions": [{"keys": "forward"}]}, "keys"),
+    "an action that is no action": ({"actions": [7]}, "action"),
+    "too many actions at once": ({"actions": [{"chunk": [{}, {}]}]}, "2"),
+    "no actions": ({"actions": "forward"}, "damaged"),
+    "a seed below zero": ({"seed": -1}, "damaged"),
+    "a seed that is a text": ({"seed": "1"}, "damaged"),
+    "a picture that is not here": ({"start": 99}, "picture"),
+    "a picture of another server": ({"start": {"png": "https://example.org/picture.png"}}, "picture"),
+    "a text where the world takes none": ({"start": {"text": "a ball"}}, "text"),
+    "no start": ({"start": None}, "picture"),
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_links_that_do_not_fit_are_refused(kind: str, exported: Callable[[str], Path], page: Any) -> None:
+    folder = exported("minigrid-doorkey")
+    changed, named = LINKS[kind]
+    fingerprint = json.loads((folder / "web.json").read_text())["fingerprint"]
+    said = {"model": fingerprint, "start": 0, "seed": 0, "actions": []} | changed
     packed = base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+    requests: list[str] = []
+    page.on("request", lambda sent: requests.append(sent.url))
+    with served(folder) as address:
+        page.goto(f"{address}#{packed}")
+        page.wait_for_selector("#alert:not(:empty)")
+        assert named in page.inner_text("#alert")
+        assert page.get_attribute("#screen", "data-round") is None, "nothing was played"
+        assert all(url.startswith((address, "data:", "blob:")) for url in requests)
+
+
+def test_a_damaged_link_is_refused(exported: Callable[[str], Path], page: Any) -> None:
     with served(exported("minigrid-doorkey")) as address:
-        for link in (packed, "%%%"):
-            page.goto("about:blank")
-            page.goto(f"{address}#{link}")
-            page.wait_for_selector("#alert:not(:empty)")
-            assert page.get_attribute("#screen", "data-round") is None
+        page.goto(f"{address}#%%%")
+        page.wait_for_selector("#alert:not(:empty)")
+        assert "damaged" in page.inner_text("#alert")
 
 
 def test_an_upload_stays_in_the_browser(exported: Callable[[str], Path], page: Any, tmp_path: Path) -> None:
@@ -376,6 +441,22 @@ def test_the_page_fits_a_phone(exported: Callable[[str], Path], browser: Any) ->
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.locator("#pad button").first.bounding_box()["height"] >= 44
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(scheme: str, exported: Callable[[str], Path], page: Any) -> None:
+    pytest.importorskip("axe_playwright_python")
+    page.emulate_media(color_scheme=scheme)
+    with served(exported("shapes-tiny")) as address:
+        page.goto(address)
+        page.wait_for_selector("#loading", state="hidden")
+        assert findings(page) == []
+        page.click("#tiles button >> nth=0")
+        page.wait_for_selector('#screen[data-round="0"]')
+        play(page, "j")
+        page.click("#fork")
+        page.click("#share")
+        assert findings(page) == []
 
 
 def test_a_model_whose_parts_cannot_go_is_refused(

@@ -70,7 +70,7 @@ async function load() {
   await game.ready;
   $("loading").hidden = true;
   if (!game.moment) pill("Choose a start", "open");
-  if (location.hash.length > 1) await replay(location.hash.slice(1));
+  if (location.hash.length > 1) await replay(location.hash.slice(1)).catch((error) => complain(error.message));
 }
 
 /** Load graphs, runtime and tokenizer, and start the worker. */
@@ -227,7 +227,8 @@ async function begin(start, seed = Number($("seed").value) || 0) {
 
 async function first(start, seed) {
   if (start?.text !== undefined) return player.ask("imagine", { text: start.text, seed });
-  const rgba = start?.png ? await pixels(await (await fetch(start.png)).blob()) : game.starts[start]?.rgba;
+  // A link can say what it likes: nothing is fetched for it.
+  const rgba = String(start?.png).startsWith("data:image/png;base64,") ? await pixels(await (await fetch(start.png)).blob()) : game.starts[start]?.rgba;
   if (!rgba) throw new Error("This world has no such picture to start from.");
   const { state, score } = await player.ask("start", { rgba: rgba.slice(), seed, foreign: Boolean(start?.png) });
   return { state, score, frames: rgba.slice() };
@@ -367,7 +368,8 @@ async function replay(packed) {
     throw new Error("The link is damaged; ask for it again.");
   }
   if (said.model !== game.meta.fingerprint) throw new Error("The link is for another model; open it where it was made.");
-  if (!Array.isArray(said.actions) || !Number.isSafeInteger(said.seed)) throw new Error("The link is damaged; ask for it again.");
+  if (!Array.isArray(said.actions) || !Number.isSafeInteger(said.seed) || said.seed < 0) throw new Error("The link is damaged; ask for it again.");
+  await player.ask("check", said.actions); // before any of them is played
   await begin(said.start, said.seed);
   for (const action of said.actions) {
     while (game.waiting.length >= MAX_WAITING) await new Promise((resolve) => setTimeout(resolve, 20));

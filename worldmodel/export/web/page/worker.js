@@ -43,6 +43,11 @@ const calls = {
     return answer(await world.step(states.get(state), action));
   },
 
+  /** Refuse actions that the world does not take. */
+  check(actions) {
+    for (const action of actions) world.tokens(action);
+  },
+
   /** Play a round that nobody sees: the first ones are slow, while the browser compiles. */
   async warm({ state, action }) {
     const begin = performance.now();

@@ -44,6 +44,7 @@ export class World {
   /** Start a world from a text; returns what `step` returns. */
   async imagine(text, seed) {
     const { blank } = this.meta;
+    if (!blank) throw new ActionError("This world does not begin from a text; choose a picture.");
     const context = new this.ort.Tensor("float32", Float32Array.from(blank.values), blank.shape);
     const before = new State({ context, seed, round: -1, history: [], past: this.noPast(), code: this.noCode() });
     const made = await this.step(before, { text });
@@ -129,6 +130,9 @@ export class World {
   tokens(action) {
     const { meta } = this;
     const actions = action?.chunk ?? Array(meta.action.per_round).fill(action ?? {});
+    if (!Array.isArray(actions) || actions.some((each) => typeof each !== "object" || each === null || Array.isArray(each))) {
+      throw new ActionError("That is no action; an action names what it gives, such as keys.");
+    }
     if (actions.length !== meta.action.per_round) {
       throw new ActionError(`The action has ${actions.length} parts, and a round has ${meta.action.per_round}.`);
     }
@@ -156,6 +160,7 @@ export class World {
 
   words(text) {
     if (text === undefined || text === null) return [];
+    if (typeof text !== "string") throw new ActionError("The text of the action is none.");
     const words = text.trim();
     const most = this.meta.tokens.max_text;
     const ids = words.length > MAX_CHARACTERS_PER_TOKEN * most ? null : this.tokenizer.encode(words, { add_special_tokens: false }).ids;
@@ -168,6 +173,7 @@ export class World {
   keys(action) {
     return Object.entries(this.meta.tokens.names).flatMap(([kind, { first, names }]) => {
       const held = action[kind] ?? [];
+      if (!Array.isArray(held)) throw new ActionError(`The ${kind} of the action are no list.`);
       for (const name of held) {
         if (!names.includes(name)) throw new ActionError(`This world has no key “${name}”; it has ${names.join(", ")}.`);
       }
