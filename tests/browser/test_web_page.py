@@ -27,6 +27,7 @@ from worldmodel.config import ActionConfig, StateConfig
 
 pytestmark = pytest.mark.slow
 PATIENCE_MS = 60_000
+ROOT = Path(__file__).parents[2]
 ROUNDS = 20
 MOST = 2
 """Levels of 255 by which a frame may differ: the runtime of the browser adds in another order."""
@@ -457,6 +458,33 @@ def test_axe_finds_nothing(scheme: str, exported: Callable[[str], Path], page: A
         page.click("#fork")
         page.click("#share")
         assert findings(page) == []
+
+
+def test_the_first_page_of_the_docs_plays_a_world(
+    exported: Callable[[str], Path], page: Any, tmp_path: Path
+) -> None:
+    config = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed: openworldmodel[docs]")
+    build = pytest.importorskip("mkdocs.commands.build")
+    pages, site = tmp_path / "docs", tmp_path / "site"
+    shutil.copytree(ROOT / "docs" / "assets", pages / "assets")
+    shutil.copy(ROOT / "docs" / "index.md", pages)
+    # The first page alone: the others take minutes.
+    alone = {"docs_dir": str(pages), "site_dir": str(site), "nav": None, "hooks": [], "plugins": []}
+    build.build(config.load_config(str(ROOT / "mkdocs.yml"), strict=False, **alone))
+    button = page.locator('[data-play="play/minigrid-doorkey/"]')
+    with served(site) as address:
+        with page.expect_response("**/minigrid-doorkey/web.json"):
+            page.goto(address)
+        assert button.is_hidden(), "there is no world"
+        shutil.copytree(exported("minigrid-doorkey"), site / "play" / "minigrid-doorkey")
+        page.goto(address)
+        button.click()
+        frame = page.frame_locator(".wm-play iframe")
+        frame.locator("#tiles button").first.click()
+        frame.locator('#screen[data-round="0"]').wait_for()
+        frame.locator('#pad [data-key="forward"]').click()
+        frame.locator('#screen[data-round="1"]').wait_for()
+        assert frame.locator("h1").is_hidden()
 
 
 def test_a_model_whose_parts_cannot_go_is_refused(

@@ -52,6 +52,7 @@ const player = {
 };
 
 async function load() {
+  document.body.toggleAttribute("data-embedded", window.parent !== window);
   if (!globalThis.WebAssembly || !WebAssembly.validate(SIMD)) {
     throw new Error("This browser has no WebAssembly with SIMD; use a newer version of it, or another one.");
   }
