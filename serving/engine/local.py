@@ -26,10 +26,13 @@ class Engine(Protocol):
 
     name: str
     """Name in responses: `in-process` or `vllm`."""
-    adapters: tuple[str, ...]
-    """LoRA adapters that requests can select by name."""
     likelihoods: bool
     """Whether it computes `log_likelihoods`."""
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Adapters that requests can select by name."""
+        ...
 
     @property
     def alive(self) -> bool:
@@ -79,12 +82,15 @@ class InProcessEngine:
         max_model_len: int | None = None,
     ) -> None:
         self.backbone, self._compute, self._max_model_len = backbone, compute, max_model_len
-        adapters = adapters or Adapters(backbone)
-        self.adapters, self._using = adapters.names, adapters.using
-        # Keys and values depend on the weights, so every adapter has its own cache.
-        share = max_cache_bytes // (1 + len(self.adapters))
-        self._engines = {name: LocalEngine(backbone, share) for name in (None, *self.adapters)}
+        self._adapters, self._max_cache_bytes = adapters or Adapters(backbone), max_cache_bytes
+        self._using = self._adapters.using
+        self._engines: dict[str | None, LocalEngine] = {}  # replaced as a whole, as another thread reads it
         self._states = Batcher(compute, self._predict, PREDICT, group=lambda request: request[1:])
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Adapters that requests can select by name."""
+        return self._adapters.names
 
     async def predict_states(
         self, history: History, num_queries: int, adapter: str | None = None
@@ -131,7 +137,25 @@ class InProcessEngine:
         """Predict states of one adapter, and of as many queries each."""
         _, num_queries, adapter = requests[0]
         with self._using(adapter):
-            return list(self._engines[adapter].predict_states([each for each, *_ in requests], num_queries))
+            engine = self._engine(adapter)
+            return list(engine.predict_states([each for each, *_ in requests], num_queries))
+
+    def _engine(self, adapter: str | None) -> LocalEngine:
+        """Return the engine of an adapter: keys and values depend on the weights, so each has its own cache.
+
+        Engines are found by the digest of the weights, as another adapter may get the name of an earlier one.
+        """
+        digests = self._adapters.digests
+        if set(self._engines) != {None, *digests.values()}:
+            share = self._max_cache_bytes // (1 + len(digests))
+            kept = {
+                digest: self._engines.get(digest) or LocalEngine(self.backbone, share)
+                for digest in (None, *digests.values())
+            }
+            for engine in kept.values():
+                engine.cache.max_bytes = share
+            self._engines = kept
+        return self._engines[digests[adapter] if adapter is not None else None]
 
     def _next_token(
         self, embeds: Tensor, cache: Any, adapter: str | None, temperature: float, generator: torch.Generator

@@ -136,6 +136,51 @@ def test_exported_world_goes_on_with_the_adapter_that_made_it_alone(
     with pytest.raises(InputError, match="robot"):
         start(copied, load)
 
+def test_adapters_come_and_go_between_rounds(
+    folders: dict[str, Path],
+    expected: dict[str | None, SimpleNamespace],
+    model_folder: Path,
+    image: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    """Each plays as if it had been there from the start, and what does not fit changes nothing."""
+    copied = shutil.copytree(folders["both"], tmp_path / "copied")
+    weights = load_file(copied / "generator" / "adapter_model.safetensors")
+    save_file(dict(list(weights.items())[1:]), copied / "generator" / "adapter_model.safetensors")
+
+    async def body(service: WorldService) -> None:
+        adapters = service.adapters
+
+        async def plays(name: str | None, like: str | None) -> None:
+            world = await service.start(image[None], seed=3, num_inference_steps=2, adapter=name)
+            for action, clip in zip(ACTIONS, expected[like].clips, strict=True):
+                assert near(await world.step(action), clip), name
+
+        layers = {name: type(module) for name, module in service.model.named_modules()}
+        for _ in range(2):
+            for name in PARTS:
+                await service.compute.run(adapters.add, "robot", folders[name])
+                await plays("robot", name)
+                await plays(None, None)
+                with pytest.raises(ModelError, match="robot"):
+                    adapters.add("robot", folders["look"])
+                with pytest.raises(ModelError, match="layers"):
+                    await service.compute.run(adapters.add, "damaged", copied)
+                await service.compute.run(adapters.add, "other", folders["both"])
+                await plays("robot", name)
+                await plays("other", "both")
+                assert service.engine.adapters == ("robot", "other")
+                await service.compute.run(adapters.remove, "robot")
+                await plays("other", "both")
+                with pytest.raises(InputError, match="robot"):
+                    await service.start(image[None], adapter="robot")
+                await service.compute.run(adapters.remove, "other")
+            assert {name: type(module) for name, module in service.model.named_modules()} == layers
+        await plays(None, None)
+
+    serve(WorldModel.from_pretrained(model_folder), {}, body)
+
+
 
 def test_the_model_is_unchanged_outside_of_an_adapter(
     folders: dict[str, Path],

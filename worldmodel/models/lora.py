@@ -134,12 +134,12 @@ def load(model: nn.Module, folder: Path) -> None:
     Raises:
         ModelError: the folder has no adapters, or they do not fit the model.
     """
-    found, whole = parts(model, folder), read_whole(model, folder)
+    found, whole = parts(model, folder), read_whole(dict(model.named_parameters()), folder)
     with torch.no_grad():
         for name, weight in whole.items():
             model.get_parameter(name).copy_(weight)
     for component, path in found.items():
-        attach(root_of(model, component), {NAME: path}).merge_and_unload()
+        attach(root_of(model, component), NAME, path).merge_and_unload()
 
 
 def parts(model: nn.Module, folder: Path) -> dict[str, Path]:
@@ -173,14 +173,16 @@ def digest(folder: Path, found: Mapping[str, Path]) -> str:
     return hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
-def read_whole(model: nn.Module, folder: Path, elsewhere: Collection[str] = ()) -> dict[str, nn.Parameter]:
-    """Read the weights in a folder of adapters that were trained whole, like the model's.
+def read_whole(
+    known: Mapping[str, nn.Parameter], folder: Path, elsewhere: Collection[str] = ()
+) -> dict[str, nn.Parameter]:
+    """Read the weights in a folder of adapters that were trained whole; `known` are the model's by name.
 
     Raises:
         ModelError: the file is damaged, does not fit the model, or has weights of a component that runs
             `elsewhere`.
     """
-    file, known = folder / WHOLE, dict(model.named_parameters())
+    file = folder / WHOLE
     if not file.is_file():
         return {}
     try:
@@ -195,31 +197,58 @@ def read_whole(model: nn.Module, folder: Path, elsewhere: Collection[str] = ()) 
     return {name: nn.Parameter(weight.to(known[name]), False) for name, weight in stored.items()}
 
 
-def attach(root: nn.Module, adapters: Mapping[str, Path]) -> Any:
-    """Add saved adapters to a module, unmerged; returns the `PeftModel` that switches between them.
+def attach(root: nn.Module, name: str, folder: Path, attached: Any = None) -> Any:
+    """Add a saved adapter to a module, unmerged; an error leaves the module as it was.
+
+    Args:
+        root: The module.
+        name: Name of the adapter.
+        folder: A folder of peft.
+        attached: What this function returned for the adapters that the module has already.
+
+    Returns:
+        The `PeftModel` that switches between the adapters of the module.
 
     Raises:
-        ModelError: a folder has no LoRA adapter in safetensors, or it does not fit the module.
+        ModelError: the folder has no LoRA adapter in safetensors, or it does not fit the module.
     """
-    model: Any = None
-    for name, folder in adapters.items():
-        if not (Path(folder) / WEIGHTS).is_file():  # peft would also read pickled weights
-            raise ModelError(
-                f"The adapter {name!r} has no {WEIGHTS} in {str(folder)!r}; pass a folder of peft."
-            )
-        try:
-            config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
-            if not isinstance(config, LoraConfig):
-                raise ValueError(f"its type is {config.peft_type}, not LORA")
-            config.inference_mode = True
-            model = model or PeftModel(root, config, name)
-            result = model.load_adapter(str(folder), name, torch_device="cpu")
-            if keys := [*result.missing_keys, *result.unexpected_keys]:
-                raise ValueError(f"its layers are different ones, for example {keys[0]}")
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
-            reason = pretrained.first_line(error)
-            raise ModelError(f"The adapter {str(folder)!r} does not fit this model: {reason}") from None
-    return model
+    if not (folder / WEIGHTS).is_file():  # peft would also read pickled weights
+        raise ModelError(
+            f"The adapter {name!r} has no {WEIGHTS} in {str(folder)!r}; pass a folder of peft."
+        )
+    try:
+        config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
+        if not isinstance(config, LoraConfig):
+            raise ValueError(f"its type is {config.peft_type}, not LORA")
+        config.inference_mode = True
+        attached = attached or PeftModel(root, config, name)
+        result = attached.load_adapter(str(folder), name, torch_device="cpu")
+        if keys := [*result.missing_keys, *result.unexpected_keys]:
+            raise ValueError(f"its layers are different ones, for example {keys[0]}")
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        detach(root, name)
+        reason = pretrained.first_line(error)
+        raise ModelError(f"The adapter {str(folder)!r} does not fit this model: {reason}") from None
+    return attached
+
+
+def detach(root: nn.Module, name: str) -> bool:
+    """Remove an adapter that `attach` added; layers without another one are again what they were.
+
+    Returns whether the module has others.
+    """
+    for parent in list(root.modules()):
+        for key, child in list(parent.named_children()):
+            if isinstance(child, LoraLayer):
+                child.set_adapter([])  # type: ignore[attr-defined] - else peft makes another one active
+                child.delete_adapter(name)  # type: ignore[attr-defined]
+                if not child.r:
+                    setattr(parent, key, child.get_base_layer())
+    configs = getattr(root, "peft_config", {})
+    configs.pop(name, None)
+    if not configs and hasattr(root, "peft_config"):
+        del root.peft_config
+    return bool(configs)
 
 
 def _inject(root: nn.Module, config: LoraConfig) -> None:
