@@ -239,6 +239,7 @@ const HANDLERS = {
       idle: "The world was closed after a period without input.",
       session_limit: "The session has reached its time limit.",
       round_limit: "The world has reached its maximum number of rounds.",
+      model_unloaded: "The server no longer has this model. Start another world.",
       server_stopping: "The server changes to another world, or stops. Reload the page to play on.",
     }[event.reason];
     if (why) complain(why);

@@ -16,7 +16,7 @@ from worldmodel.serving.auth import Keys, authenticate
 from worldmodel.serving.errors import PermissionDeniedError, UnavailableError
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.rate_limits import RequestLimiter
-from worldmodel.serving.realtime.events import SessionLimits
+from worldmodel.serving.realtime.events import Reason, SessionLimits
 from worldmodel.serving.replicas.database import Database
 from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.settings import ServerConfig
@@ -74,7 +74,7 @@ class ServerContext:
     def stop_sessions(self) -> None:
         """End all WebSocket sessions, because the server was asked to stop."""
         for session in self.sessions.values():
-            session.stop.set()
+            session.end("server_stopping")
         self.worlds.end_kept()
 
     async def stop(self, timeout_s: float) -> None:
@@ -90,6 +90,17 @@ class ServerContext:
         self.service.compute.abandon(reason)
         if self.replica is not None:
             await self.replica.close()
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter; worlds and sessions of it end, and its videos fail."""
+        self.service.adapters.withdraw(name)
+        for session in self.sessions.values():
+            if session.adapter == name:
+                session.end("model_unloaded")
+        try:
+            await self.worlds.end_adapter(name)
+        finally:
+            await self.service.compute.run(self.service.adapters.remove, name)
 
     def require_admin(self, caller: str, alone: bool = False) -> None:
         """Refuse what only an administrator may do: any key where none is one or, with `alone`, an only key.
@@ -120,10 +131,15 @@ class OpenSession:
     caller: str
     id: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(16)}")
     created_at: int = field(default_factory=lambda: int(time.time()))
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    """Ends it."""
-    ended_by_admin: bool = False
-    """Whether it ends because an administrator said so, and not because the server stops."""
+    adapter: str | None = None
+    """Adapter of its world."""
+    ended: asyncio.Future[Reason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Has a result once somebody else than its client has ended it."""
+
+    def end(self, reason: Reason) -> None:
+        """End it, unless it has ended."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
 
 
 def get_context(connection: HTTPConnection) -> ServerContext:

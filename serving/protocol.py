@@ -8,7 +8,7 @@ import json
 import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from worldmodel.episodes import Outcome, PredictedState
 from worldmodel.serving.actions import ActionBody, ActionSchema
@@ -243,10 +243,10 @@ class TextObject(ResponseBody):
 
 
 class Deleted(ResponseBody):
-    """Confirms a deletion, or that a session was ended."""
+    """Confirms a deletion, that a session was ended, or that an adapter was unloaded."""
 
     id: str
-    object: Literal["video.deleted", "world.deleted", "session.deleted"]
+    object: Literal["video.deleted", "world.deleted", "session.deleted", "model.deleted"]
     deleted: Literal[True] = True
 
 
@@ -561,6 +561,30 @@ class ImageList(ResponseBody):
 
     created: int
     data: list[ImageObject]
+
+
+def _is_name(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", text) is None:
+        raise ValueError("write a name of up to 64 letters, digits or _ . -, and no path")
+    return text
+
+
+AdapterName = Annotated[str, AfterValidator(_is_name)]
+
+
+class LoadAdapterRequest(RequestBody):
+    """Adds an adapter, with the fields of vLLM."""
+
+    lora_name: AdapterName
+    """Name by which requests choose it."""
+    lora_path: AdapterName
+    """Name of a folder in the server's `--adapters-dir`; no paths are taken."""
+
+
+class UnloadAdapterRequest(RequestBody):
+    """Removes an adapter."""
+
+    lora_name: Name
 
 
 class ModelObject(ResponseBody):

@@ -141,6 +141,7 @@ async def load_app(
     if engine == "auto":
         engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
     _check_sharing(options, engine)
+    _check_adapters_dir(config.adapters_dir, options, engine)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     compute, where = Compute(), model_folder.available_device(device or best)
 
@@ -282,6 +283,30 @@ def _check_sharing(options: EngineOptions, engine: str) -> None:
         raise ConfigError(f"{used}, whose processes keep the generator on their devices; omit --offload.")
     if parallelism == "tensor" and options.quantization and engine != "vllm":
         raise ConfigError(f"{used}, which does not divide quantized weights; omit --quantization.")
+
+
+def _check_adapters_dir(folder: Path | None, options: EngineOptions, engine: str) -> None:
+    """Check that adapters can be added while the server runs, if they are to be.
+
+    Raises:
+        ConfigError: there is no such folder, or another option excludes it.
+    """
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"--adapters-dir is {str(folder)!r}, which is not a folder; make it first.")
+    excluding = {
+        "--engine vllm": engine == "vllm",
+        "--quantization": options.quantization is not None,
+        "--compile": options.compile,
+        "--offload": options.offload,
+        OPTIONS[options.generator_parallelism[0]]: options.generator_parallelism[1] > 1,
+    }
+    if used := [name for name, set_ in excluding.items() if set_]:
+        raise ConfigError(
+            f"--adapters-dir adds adapters to layers as they are in this process, which {used[0]} changes; "
+            "omit one of them, or name the adapters at the start by --adapter."
+        )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -76,6 +76,7 @@ class Connection:
         """The start event; its upload may not have arrived yet."""
         self._started: asyncio.Future[tuple[SessionStart, bytes | None]]
         self._started = asyncio.get_running_loop().create_future()
+        self._session = OpenSession(caller)
         self._player: WorldPlayer | None = None
         self._describing: asyncio.Task[None] | None = None
         self._num_rejected = 0
@@ -108,7 +109,7 @@ class Connection:
 
     async def _serve(self) -> Reason:
         """Run both tasks and return why the session ended; afterwards its world and tasks are closed."""
-        calls = self._read(), self._play(), self._server_stops()
+        calls = self._read(), self._play(), self._ended_by_others()
         tasks: set[asyncio.Task[Any]] = set(map(asyncio.create_task, calls))
         try:
             await self._send(self._session_created())
@@ -126,12 +127,11 @@ class Connection:
                 if not task.cancelled():
                     task.exception()
 
-    async def _server_stops(self) -> Reason:
-        session = OpenSession(self._caller)
+    async def _ended_by_others(self) -> Reason:
+        session = self._session
         self._context.sessions[session.id] = session
         try:
-            await session.stop.wait()
-            return "stopped" if session.ended_by_admin else "server_stopping"
+            return await session.ended
         finally:
             del self._context.sessions[session.id]
 
@@ -180,6 +180,7 @@ class Connection:
                 world = await self._start_world(event, upload)
         if event.resumable or event.resume_id is not None:
             resume_id = secrets.token_urlsafe(24)
+        self._session.adapter = world.settings.adapter
         try:
             config = self._context.model_config
             encoder = await asyncio.to_thread(ChunkEncoder, event.format, config.codec.image_size, config.fps)

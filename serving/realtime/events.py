@@ -37,7 +37,14 @@ Pace = Literal["realtime", "on_action", "asap"]
 """realtime: the world keeps running; on_action: it waits for actions, and plays no faster than in real time;
 asap: it waits for actions, and plays each at once."""
 Reason = Literal[
-    "stopped", "idle", "start_timeout", "session_limit", "round_limit", "num_frames", "server_stopping"
+    "stopped",
+    "idle",
+    "start_timeout",
+    "session_limit",
+    "round_limit",
+    "num_frames",
+    "server_stopping",
+    "model_unloaded",
 ]
 """Reason for the end of a session without an error."""
 EventId = Annotated[str, Field(min_length=1, max_length=64)]

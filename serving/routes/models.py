@@ -1,16 +1,19 @@
-"""The server's model, its adapters and the images it starts from."""
+"""The server's model and its adapters, which an administrator adds and removes, and their first images."""
 
 import asyncio
 import base64
+from pathlib import Path as FolderPath
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 
+from worldmodel.errors import InputError, ModelError
 from worldmodel.media.encoding import encode_png
 from worldmodel.serving import protocol
 from worldmodel.serving.context import Caller, Context, ServerContext
+from worldmodel.serving.errors import ConflictError, NotFoundError, PermissionDeniedError
 from worldmodel.serving.routes.parsing import adapter_name
-from worldmodel.serving.routes.route_class import ERRORS, OBJECT, AuthenticatedRoute, errors
+from worldmodel.serving.routes.route_class import BODY, ERRORS, OBJECT, AuthenticatedRoute, errors
 from worldmodel.worlds import start_images
 
 router = APIRouter(tags=["models"], route_class=AuthenticatedRoute, responses=ERRORS)
@@ -46,6 +49,50 @@ async def list_start_images(
             for start, png in zip(found, pngs, strict=True)
         ]
     )
+
+
+@router.post("/v1/load_lora_adapter", responses=errors(*BODY, 409))
+async def load_adapter(
+    context: Context, caller: Caller, body: protocol.LoadAdapterRequest
+) -> protocol.ModelObject:
+    """Add an adapter of `--adapters-dir`; needs a key with the option admin, or the only key.
+
+    No calls to the model run meanwhile.
+    """
+    folder, name = _adapters_dir(context, caller) / body.lora_path, body.lora_name
+    adapters = context.service.adapters
+    if name in (context.config.model_name, *adapters.names):
+        raise ConflictError(f"There is a model {name!r}; unload it first, or choose another name.")
+    if not await asyncio.to_thread(folder.is_dir):
+        raise InputError(f"There is no folder {body.lora_path!r} in the folder of adapters; name one of it.")
+    try:
+        await context.service.compute.run(adapters.add, name, folder)
+    except ModelError as error:
+        raise InputError(str(error)) from None
+    return _model_object(context, name)
+
+
+@router.post("/v1/unload_lora_adapter", responses=errors(*BODY, 404))
+async def unload_adapter(
+    context: Context, caller: Caller, body: protocol.UnloadAdapterRequest
+) -> protocol.Deleted:
+    """Remove an adapter; its worlds and sessions end, and its videos fail."""
+    _adapters_dir(context, caller)
+    if body.lora_name not in context.service.adapters.names:
+        raise NotFoundError(
+            "The server has no adapter with this name; GET /v1/models lists its models.", "model_not_found"
+        )
+    await context.unload_adapter(body.lora_name)
+    return protocol.Deleted(id=body.lora_name, object="model.deleted")
+
+
+def _adapters_dir(context: ServerContext, caller: str) -> FolderPath:
+    """Return the folder of adapters for an administrator."""
+    context.require_admin(caller, alone=True)
+    folder = context.config.adapters_dir
+    if folder is None:
+        raise PermissionDeniedError("This server adds and removes no adapters; start it with --adapters-dir.")
+    return folder
 
 
 def _model_object(context: ServerContext, name: str) -> protocol.ModelObject:

@@ -53,8 +53,7 @@ async def end_session(
     if world is not None:
         await context.worlds.close(world)
     elif (session := context.sessions.get(session_id)) is not None:
-        session.ended_by_admin = True
-        session.stop.set()
+        session.end("stopped")
     else:
         raise NotFoundError("There is no session with this id on this server; GET /v1/sessions lists them.")
     return Deleted(id=session_id, object="session.deleted")

@@ -281,8 +281,8 @@ class VideoJobs:
                 "deadline_exceeded",
                 f"The video was not completed within {limit:g} s; request fewer frames.",
             )
-        except InputError as error:
-            await self._fail(job, "invalid_request", str(error))
+        except InputError as error:  # also where its adapter was removed meanwhile
+            await self._fail(job, *(self._obstacle(job.record) or ("invalid_request", str(error))))
         except Exception:  # nothing awaits this task, and a job must never stay in progress
             LOG.exception("The video %s failed.", job.record.id)
             await self._fail(job, "internal_error", "Internal error; try again.")
@@ -383,7 +383,7 @@ class VideoJobs:
         served = record.model in (self.config.model_name, *service.engine.adapters)
         served &= record.weights == service.identity.of(record.plan.settings.adapter)
         if not served or (record.size, record.fps) != (service.frame_size, service.model.config.fps):
-            return "model_changed", "The server was started with another model; request the video again."
+            return "model_changed", "The server no longer has the model of this video; request it again."
         return None
 
 

@@ -112,7 +112,7 @@ class WorldRegistry:
 
     def keep(self, name: str, world: World, slot: Slot) -> None:
         """Keep a world, with its slot, for a client that may come back with a name that nobody can guess."""
-        end = asyncio.get_running_loop().call_later(self.keep_s, self.end_kept, name)
+        end = asyncio.get_running_loop().call_later(self.keep_s, self._end_kept, name)
         self._kept[name] = world, slot, end
 
     def take(self, owner: str, name: str) -> tuple[World, Slot]:
@@ -132,13 +132,16 @@ class WorldRegistry:
         end.cancel()
         return world, slot
 
-    def end_kept(self, *names: str) -> None:
-        """End the kept worlds of these names, by default all of them."""
-        for name in names or list(self._kept):
-            world, slot, end = self._kept.pop(name)
-            end.cancel()
-            world.close()
-            self.release(slot)
+    def end_kept(self) -> None:
+        """End all kept worlds."""
+        for name in list(self._kept):
+            self._end_kept(name)
+
+    def _end_kept(self, name: str) -> None:
+        world, slot, end = self._kept.pop(name)
+        end.cancel()
+        world.close()
+        self.release(slot)
 
     # ---- lookup ----------------------------------------------------------------------------------------
 
@@ -161,8 +164,8 @@ class WorldRegistry:
             entry = await asyncio.shield(self._resuming[key])
         if entry is None or entry.owner != owner:
             raise NotFoundError(
-                "There is no world with this id: it was deleted, or closed after "
-                f"{self.config.idle_timeout_s:g} s without use; start another."
+                "There is no world with this id: it was deleted, its model was unloaded, or it was closed "
+                f"after {self.config.idle_timeout_s:g} s without use; start another."
             )
         entry.used_at = time.monotonic()
         return entry
@@ -222,11 +225,20 @@ class WorldRegistry:
                 world = entry.world.fork()
         return await self._add(OwnedWorld(world, entry.origin, slot))
 
-    async def close(self, entry: OwnedWorld) -> None:
+    async def close(self, entry: OwnedWorld, reason: NotFoundError | None = None) -> None:
         """Delete a world; a call in progress stops before its next denoising step."""
-        self._forget(entry, NotFoundError("This world was deleted in the meantime; start another."))
+        deleted = NotFoundError("This world was deleted in the meantime; start another.")
+        self._forget(entry, reason or deleted)
         if self.store is not None:
             await self.store.remove(entry.world.id)
+
+    async def end_adapter(self, name: str) -> None:
+        """Delete the worlds of an adapter that this server has no longer."""
+        for key in [key for key, (world, *_) in self._kept.items() if world.settings.adapter == name]:
+            self._end_kept(key)
+        reason = NotFoundError(f"The model {name!r} was unloaded; start another world.", "model_unloaded")
+        ended = [entry for entry in self.all() if entry.world.settings.adapter == name]
+        await asyncio.gather(*(self.close(entry, reason) for entry in ended))
 
     async def sweep(self, idle_timeout_s: float | None = None) -> None:
         """Delete the worlds that have been idle for longer than the timeout."""

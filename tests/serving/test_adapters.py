@@ -3,6 +3,8 @@
 import asyncio
 import json
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from local_client import LocalClient
 from safetensors.torch import load_file, save_file
-from served import near
+from served import KEYS, bearer, error_of, frames_of, local, near, wait_for
 
 from worldmodel.config import TrainedConfig
-from worldmodel.errors import InputError, ModelError
+from worldmodel.errors import ConfigError, InputError, ModelError
 from worldmodel.models import lora
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.auth import Keys
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import InProcessEngine
+from worldmodel.serving.realtime.connection import ROUTE
+from worldmodel.serving.server import load_app
+from worldmodel.serving.settings import EngineOptions, ServerConfig
 from worldmodel.serving.worlds.saved import Origin, SavedWorld
 from worldmodel.serving.worlds.service import WorldService
 
@@ -136,6 +143,7 @@ def test_exported_world_goes_on_with_the_adapter_that_made_it_alone(
     with pytest.raises(InputError, match="robot"):
         start(copied, load)
 
+
 def test_adapters_come_and_go_between_rounds(
     folders: dict[str, Path],
     expected: dict[str | None, SimpleNamespace],
@@ -181,7 +189,6 @@ def test_adapters_come_and_go_between_rounds(
     serve(WorldModel.from_pretrained(model_folder), {}, body)
 
 
-
 def test_the_model_is_unchanged_outside_of_an_adapter(
     folders: dict[str, Path],
     expected: dict[str | None, SimpleNamespace],
@@ -212,3 +219,148 @@ def test_adapters_that_do_not_fit_are_named(
     save_file({name: weight.clone()}, tmp_path / lora.WHOLE)
     with pytest.raises(ModelError, match="in-process"):
         Adapters(model, {"vllm": tmp_path}, elsewhere=("backbone",))
+
+
+# Over HTTP
+
+ADMIN, OTHER = map(bearer, KEYS)
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.fixture
+def api(folders: dict[str, Path], model_folder: Path, tmp_path: Path) -> Iterator[LocalClient]:
+    """A server with an administrator's key and another one, and a folder of adapters."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEYS[0]} admin\n{KEYS[1]}\n", "ascii")
+    keys.chmod(0o600)
+    model, root = WorldModel.from_pretrained(model_folder), folders["both"].parent
+    with local(model, tmp_path / "data", keys=Keys.load(keys), adapters_dir=root) as client:
+        client.headers.update(ADMIN)
+        yield client
+
+
+def load(api: LocalClient, name: str, path: str, **options: Any) -> Any:
+    return api.post(LOAD, json={"lora_name": name, "lora_path": path}, **options)
+
+
+def start(api: LocalClient, png: bytes, **settings: Any) -> str:
+    upload = {"observation": ("x.png", png)}
+    settings = {"num_inference_steps": 2, "seed": 3, **settings}
+    response = api.post("/v1/worlds", files=upload, data={k: str(v) for k, v in settings.items()})
+    assert response.status_code == 200, response.text
+    return response.json()["id"]
+
+
+def test_an_administrator_adds_an_adapter_and_removes_it(
+    api: LocalClient, png: bytes, expected: dict[str | None, SimpleNamespace]
+) -> None:
+    assert load(api, "robot", "both").json()["id"] == "robot"
+    assert [each["id"] for each in api.get("/v1/models").json()["data"]] == ["tiny", "robot"]
+    path = f"/v1/worlds/{start(api, png, model='robot')}"
+    for index, (action, clip) in enumerate(zip(ACTIONS, expected["both"].clips, strict=True), start=1):
+        body = {"step_id": index, "action": {"text": action}}
+        made = frames_of(api.post(f"{path}/step", json=body, params={"format": "npy"}))
+        assert near(made, clip)
+    exported = api.get(f"{path}/snapshot").content
+    base = f"/v1/worlds/{start(api, png)}"
+
+    with api.websocket_connect(ROUTE, headers=OTHER) as mine, api.websocket_connect(ROUTE) as others:
+        for socket, model in ((mine, "robot"), (others, "tiny")):
+            assert socket.receive_json()["type"] == "session.created"
+            begin = {"type": "session.start", "text": "a ball", "model": model, "pace": "on_action"}
+            socket.send_json({**begin, "num_inference_steps": 1})
+            assert socket.receive_json()["type"] == "video.start"
+        gone = api.post(UNLOAD, json={"lora_name": "robot"}).json()
+        assert gone == {"id": "robot", "object": "model.deleted", "deleted": True}
+        while (event := mine.receive())["type"] == "websocket.send":
+            if "session.done" in (event.get("text") or ""):
+                assert json.loads(event["text"])["reason"] == "model_unloaded"
+                break
+        others.send_json({"type": "session.ping"})
+        while "session.pong" not in (others.receive().get("text") or ""):
+            continue
+    assert error_of(api.get(path), 404)["code"] == "not_found"
+    assert api.get(base).json()["round"] == 0
+    assert error_of(api.post("/v1/videos", json={"prompt": "a", "model": "robot"}), 404)["code"] == (
+        "model_not_found"
+    )
+    upload = {"snapshot": ("world.safetensors", exported)}
+    assert "robot" in error_of(api.post("/v1/worlds", files=upload), 400)["message"]
+    assert load(api, "robot", "look").status_code == 200
+    assert "robot" in error_of(api.post("/v1/worlds", files=upload), 400)["message"]  # of other weights
+    assert api.post(UNLOAD, json={"lora_name": "robot"}).status_code == 200
+    assert load(api, "robot", "both").status_code == 200
+    assert api.post("/v1/worlds", files=upload).json()["round"] == len(ACTIONS)
+
+
+def test_what_runs_with_an_adapter_ends_with_it(api: LocalClient, png: bytes) -> None:
+    load(api, "robot", "both")
+    world = start(api, png, model="robot", num_inference_steps=64)
+    long = {"prompt": "a ball", "model": "robot", "num_frames": 512, "num_inference_steps": 64}
+    video = api.post("/v1/videos", json=long).json()["id"]
+    wait_for(api, video, "in_progress", progress=1)
+    answers: list[Any] = []
+
+    def step() -> None:
+        answers.append(api.post(f"/v1/worlds/{world}/step", json={"step_id": 1}))
+
+    waiting = threading.Thread(target=step)
+    waiting.start()
+    while api.get(f"/v1/worlds/{world}").json()["progress"] is None:
+        continue
+    assert api.post(UNLOAD, json={"lora_name": "robot"}).status_code == 200
+    waiting.join()
+    assert error_of(answers[0], 404)["code"] == "model_unloaded"
+    failed = wait_for(api, video)
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "model_changed")
+    assert api.get("/ready").status_code == 200
+
+
+def test_only_an_administrator_adds_adapters_and_only_from_the_folder(
+    api: LocalClient, folders: dict[str, Path], model: WorldModel, tmp_path: Path
+) -> None:
+    root = folders["both"].parent
+    (root / "empty").mkdir(exist_ok=True)
+    (root / "file").touch()
+    error_of(load(api, "robot", "both", headers=OTHER), 403)
+    error_of(api.post(UNLOAD, json={"lora_name": "robot"}, headers=OTHER), 403)
+    outside = (
+        "..",
+        ".",
+        "../adapters",
+        "/etc",
+        str(root / "both"),
+        "both/backbone",
+        "https://a.b/c",
+        "",
+        "a\0",
+    )
+    for path in (*outside, "both\n", "file", "nothing", "empty", "x" * 65):
+        error_of(load(api, "robot", path), 400)
+    for name in ("", "a b", "../x", "robot\n", "x" * 65):
+        error_of(load(api, name, "both"), 400)
+    assert error_of(load(api, "tiny", "both"), 409)["code"] == "conflict"
+    assert load(api, "robot", "both").status_code == 200
+    assert error_of(load(api, "robot", "look"), 409)["code"] == "conflict"
+    assert error_of(api.post(UNLOAD, json={"lora_name": "other"}), 404)["code"] == "model_not_found"
+    error_of(api.post(UNLOAD, json={"lora_name": "tiny"}), 404)
+    with local(model, tmp_path / "without") as other:
+        assert "--adapters-dir" in error_of(load(other, "robot", "both"), 403)["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (EngineOptions(quantization="int8"), "--quantization"),
+        (EngineOptions(compile=True), "--compile"),
+        (EngineOptions(sequence_parallel_size=2), "--sequence-parallel-size"),
+        (EngineOptions(), "nowhere"),
+    ],
+)
+def test_options_that_change_layers_exclude_adapters_that_come_later(
+    options: EngineOptions, named: str, model_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path if named.startswith("--") else tmp_path / "nowhere"
+    config = ServerConfig("tiny", tmp_path / "data", adapters_dir=folder)
+    with pytest.raises(ConfigError, match=named):
+        asyncio.run(load_app(str(model_folder), config, "in-process", "cpu", options=options))

@@ -63,7 +63,13 @@ def served(args: argparse.Namespace) -> dict[str, Any]:
         model_folder.backbone_folder(model_folder.resolve(args.model), args.base)
     http = HttpOptions(**{field.name: getattr(args, field.name) for field in fields(HttpOptions)})
     config = ServerConfig(
-        args.name or "", Path(args.data_dir), Keys.load(args.keys_file), http, args.database, **limits
+        args.name or "",
+        Path(args.data_dir),
+        Keys.load(args.keys_file),
+        http,
+        args.database,
+        args.adapters_dir,
+        **limits,
     )
     return {
         "name_or_path": args.model,
@@ -148,6 +154,12 @@ def _parser() -> Parser:
         "--adapters` wrote, or one of peft for the backbone; repeatable",
         metavar="NAME=FOLDER",
         repeated=True,
+    )
+    parser.add_argument(
+        "--adapters-dir",
+        type=Path,
+        metavar="FOLDER",
+        help=field_docs(ServerConfig)["adapters_dir"].rstrip("."),
     )
     add_base_option(parser)
     option(parser, "--name", "model name in the API (default: name of the folder)")

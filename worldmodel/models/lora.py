@@ -213,9 +213,7 @@ def attach(root: nn.Module, name: str, folder: Path, attached: Any = None) -> An
         ModelError: the folder has no LoRA adapter in safetensors, or it does not fit the module.
     """
     if not (folder / WEIGHTS).is_file():  # peft would also read pickled weights
-        raise ModelError(
-            f"The adapter {name!r} has no {WEIGHTS} in {str(folder)!r}; pass a folder of peft."
-        )
+        raise ModelError(f"The adapter {name!r} has no {WEIGHTS} in {str(folder)!r}; pass a folder of peft.")
     try:
         config = PeftConfig.from_pretrained(str(folder), local_files_only=True)
         if not isinstance(config, LoraConfig):
