@@ -15,6 +15,8 @@ from worldmodel.serving.actions import ActionBody, ActionSchema
 from worldmodel.serving.settings import MAX_STEPS
 
 MAX_ACTIONS = 256
+MAX_CODE = 4096
+"""Variables of the code of a state."""
 MAX_MEDIA_CHARACTERS = 96 * 2**20
 
 Prompt = Annotated[str, Field(min_length=1, max_length=4000)]
@@ -120,7 +122,7 @@ class StepRequest(RequestBody):
     step_id: Annotated[int, Field(ge=1, le=2**31, strict=True)]
     """The world's round + 1; repeating the last step returns the same frames."""
     action: Action = None
-    code: Annotated[list[Annotated[int, Field(ge=0, lt=2**20)]], Field(max_length=4096)] | None = None
+    code: Annotated[list[Annotated[int, Field(ge=0, lt=2**20)]], Field(max_length=MAX_CODE)] | None = None
     """Code of the future that happens, as `futures` lists them; by default one is drawn."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of this round alone; by default the world's."""

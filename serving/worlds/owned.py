@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.actions import Action
 from worldmodel.serving.errors import ApiError
-from worldmodel.serving.worlds.saved import Origin, SavedWorld
+from worldmodel.serving.worlds.saved import Origin, PlayedStep, SavedWorld
 from worldmodel.serving.worlds.service import World
 
 
@@ -18,10 +17,8 @@ class CommittedStep:
     """The last step of a world, kept for a client that retries it."""
 
     step_id: int
-    action: Action
+    played: PlayedStep
     frames: np.ndarray
-    code: tuple[int, ...] | None = None
-    seed: int | None = None
 
 
 @dataclass(eq=False, frozen=True)
@@ -68,5 +65,5 @@ class OwnedWorld:
 
     def saved(self, snapshot: str | None = None) -> SavedWorld:
         """Return the world, or one of its snapshots, as it is stored."""
-        last = self.last_step.action if self.last_step is not None and snapshot is None else None
+        last = self.last_step.played if self.last_step is not None and snapshot is None else None
         return SavedWorld(self.world.settings, self.world.state(snapshot), self.origin, last)

@@ -25,7 +25,7 @@ from worldmodel.serving.errors import (
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.owned import CommittedStep, OwnedWorld, Slot
-from worldmodel.serving.worlds.saved import Origin, SavedWorld
+from worldmodel.serving.worlds.saved import Origin, PlayedStep, SavedWorld
 from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
 from worldmodel.serving.worlds.store import POLL_S, WAIT_S, WorldHeldError, WorldMovedError, WorldStore
 
@@ -357,8 +357,8 @@ class WorldRegistry:
             saved = await service.compute.run(SavedWorld.from_bytes, data, service.model, service.identity)
             world = await self._within_deadline(service.resume(saved.settings, saved.state, world_id))
         entry = OwnedWorld(world, saved.origin, slot)
-        if saved.last_action is not None:
-            entry.last_step = CommittedStep(world.round, saved.last_action, world.last_frames)
+        if saved.last_step is not None:
+            entry.last_step = CommittedStep(world.round, saved.last_step, world.last_frames)
         return entry
 
     async def _save(self, entry: OwnedWorld, changed: bool = False, always: bool = False) -> None:
@@ -407,11 +407,11 @@ class WorldRegistry:
             ConflictError: it was played with another action, or is neither the last round nor the next one.
             UnavailableError: the database does not answer; the same step may be sent again.
         """
-        act, chosen = Action.of(action), None if code is None else tuple(code)
+        asked = PlayedStep(Action.of(action), None if code is None else tuple(code), seed)
         async with self._locked(entry):
             last, next_id = entry.last_step, entry.world.round + 1
             if last is not None and last.step_id == step_id:
-                if (last.action, last.code, last.seed) != (act, chosen, seed):
+                if last.played != asked:
                     raise ConflictError(
                         f"Step {step_id} was played with another action, code or seed; the next step_id is "
                         f"{next_id}.",
@@ -424,11 +424,12 @@ class WorldRegistry:
             began = time.monotonic()
             entry.progress = 0.0
             try:
-                frames = await self._run(entry, entry.world.step(act, entry.report, chosen, seed))
+                playing = entry.world.step(asked.action, entry.report, asked.code, seed)
+                frames = await self._run(entry, playing)
             finally:
                 entry.progress = None
             self.metrics.chunk(time.monotonic() - began)
-            entry.last_step = CommittedStep(step_id, act, frames, chosen, seed)
+            entry.last_step = CommittedStep(step_id, asked, frames)
             await self._save(entry, changed=True)
             return frames
 

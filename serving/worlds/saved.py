@@ -29,11 +29,11 @@ from worldmodel.rollout.saved import (
 )
 from worldmodel.rollout.state import WorldState
 from worldmodel.serving.actions import JsonAction
-from worldmodel.serving.protocol import MAX_ACTIONS
+from worldmodel.serving.protocol import MAX_ACTIONS, MAX_CODE
 from worldmodel.serving.worlds.identity import Identity
 from worldmodel.serving.worlds.service import WorldSettings
 
-FORMAT = "worldmodel.world.1"
+FORMAT = "worldmodel.world.2"
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,23 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class PlayedStep:
+    """What the last step of a world asked for, which a client may send again."""
+
+    action: JsonAction
+    code: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=MAX_CODE)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+
+@dataclass(frozen=True)
 class SavedWorld:
     """A world between two rounds."""
 
     settings: WorldSettings
     state: WorldState
     origin: Origin
-    last_action: Action | None = None
-    """The action of the last round, which a client may send again; None if there is none to repeat."""
+    last_step: PlayedStep | None = None
+    """None if there is none to repeat."""
 
     def to_bytes(self, identity: Identity) -> bytes:
         """Return the world as a file; `identity` belongs to the server that played it."""
@@ -69,7 +78,7 @@ class SavedWorld:
             timesteps=None if state.trace is None else list(state.trace.timesteps),
             text=self.origin.text,
             actions=list(self.origin.actions),
-            last_action=self.last_action,
+            last_step=self.last_step,
         )
         metadata = {"format": FORMAT, "model": identity.model, "world": header.model_dump_json()}
         return pack(metadata, tensors)
@@ -99,7 +108,7 @@ class SavedWorld:
             first = tensors.get("origin")
             frames = None if first is None else first.numpy()
             origin = Origin(frames, header.text, tuple(header.actions))
-            return cls(settings, state, origin, header.last_action)
+            return cls(settings, state, origin, header.last_step)
         except InputError:
             raise
         except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
@@ -121,4 +130,4 @@ class _Header(BaseModel):
     """Of the trace."""
     text: str | None
     actions: Annotated[list[JsonAction], Field(max_length=MAX_ACTIONS)]
-    last_action: JsonAction | None
+    last_step: PlayedStep | None

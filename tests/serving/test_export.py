@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from worldmodel.rollout.saved import _digest, identify
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.client import Client
 from worldmodel.serving.worlds.identity import Identity
-from worldmodel.serving.worlds.saved import Origin, SavedWorld
+from worldmodel.serving.worlds.saved import FORMAT, Origin, PlayedStep, SavedWorld
 from worldmodel.serving.worlds.service import World, WorldService
 
 MADE_BY = Identity("m")
@@ -149,10 +149,11 @@ def test_saved_world_has_everything(model: WorldModel, image: np.ndarray) -> Non
     async def body() -> None:
         service = WorldService(model)
         world = await played(service, image, 2)
-        origin, last = Origin(frames=image[None]), Action.of({"keys": ["left"], "vector": [0.1, 2.0, 0.0]})
+        action = Action.of({"keys": ["left"], "vector": [0.1, 2.0, 0.0]})
+        origin, last = Origin(frames=image[None]), PlayedStep(action, (3, 0, 1), seed=2**62)
         written = SavedWorld(world.settings, world.state(), origin, last)
         read = SavedWorld.from_bytes(written.to_bytes(MADE_BY), model, MADE_BY)
-        assert (read.settings, read.last_action) == (world.settings, last)
+        assert (read.settings, read.last_step) == (world.settings, last)
         assert read.origin.frames is not None
         assert np.array_equal(read.origin.frames, image[None])
         assert read.state.cameras == world.state().cameras
@@ -217,7 +218,11 @@ def tampered(
         {"world": {"settings": {"other": 3}}},
         {"world": {"settings": {"guidance_scale": "x"}}},
         {"world": {"settings": {"negative_prompt": 3}}},
-        {"world": {"last_action": {"jump": 1}}},
+        {"world": {"last_step": {"action": {"jump": 1}}}},
+        {"world": {"last_step": {"action": {}, "code": [-1]}}},
+        {"world": {"last_step": {"action": {}, "code": [0] * 5000}}},
+        {"world": {"last_step": {"action": {}, "seed": 2**63}}},
+        {"world": {"last_step": {"action": {}, "other": 1}}},
         {"world": {"outcome": {"reward": float("nan"), "ended": False}}},
         {"world": {"outcome": {"reward": 10**400, "ended": False}}},
     ],
@@ -228,6 +233,17 @@ def test_tensors_and_values_that_do_not_fit_are_refused(
     SavedWorld.from_bytes(tampered(exported), model, MADE_BY)
     with pytest.raises(InputError):
         SavedWorld.from_bytes(tampered(exported, **change), model, MADE_BY)
+
+
+def test_a_file_of_another_version_is_refused_by_name(exported: bytes, model: WorldModel) -> None:
+    for made, named in (("worldmodel.world.1", r"worldmodel\.world\.1"), ("worldmodel.session.1", "damaged")):
+        length = int.from_bytes(exported[:8], "little")
+        header = json.loads(exported[8 : 8 + length])
+        assert header["__metadata__"]["format"] == FORMAT != made
+        header["__metadata__"]["format"] = made
+        head = json.dumps(header).encode()
+        with pytest.raises(InputError, match=named):
+            SavedWorld.from_bytes(len(head).to_bytes(8, "little") + head, model, MADE_BY)
 
 
 @given(data=st.data())
@@ -332,10 +348,10 @@ def test_snapshot_with_settings_out_of_range_or_of_another_model_is_refused(
 
     assert identity.model[:12] in post(exported)["message"]
     read = SavedWorld.from_bytes(exported, model, MADE_BY)
-    settings = asdict(read.settings) | {"num_inference_steps": 1000}
-    many = SavedWorld(type(read.settings)(**settings), read.state, read.origin).to_bytes(identity)
+    settings = replace(read.settings, num_inference_steps=1000)
+    many = SavedWorld(settings, read.state, read.origin).to_bytes(identity)
     assert "1000" in post(many)["message"]
-    settings = asdict(read.settings) | {"adapter": "robot"}
-    with_adapter = SavedWorld(type(read.settings)(**settings), read.state, read.origin).to_bytes(identity)
+    settings = replace(read.settings, adapter="robot")
+    with_adapter = SavedWorld(settings, read.state, read.origin).to_bytes(identity)
     assert "robot" in post(with_adapter)["message"]
     assert keyed.get("/v1/worlds", headers=bearer(KEYS[0])).json()["data"] == []

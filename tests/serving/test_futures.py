@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from served import error_of, frames_of, local
 
 from worldmodel.config import StateConfig
 from worldmodel.models.world_model import WorldModel
@@ -69,6 +71,23 @@ def test_worlds_that_draw_and_worlds_that_choose_are_played_together(
         for number in (0, 2):
             assert np.abs(made[number].astype(int) - expected).max() <= 1
         assert np.abs(made[1].astype(int) - made[3]).max() <= 1
+
+
+def test_a_step_with_a_code_and_a_seed_may_be_sent_again_after_a_restart(
+    coded: WorldModel, tmp_path: Path
+) -> None:
+    body = {"step_id": 1, "action": {"text": "left"}, "code": [3, 0, 2], "seed": 2**62}
+    npy, url = {"format": "npy"}, f"sqlite:///{tmp_path / 'server.db'}"
+    with local(coded, tmp_path / "data", database=url) as api:
+        path = f"/v1/worlds/{api.post('/v1/worlds', json={'text': 'a ball'}).json()['id']}"
+        frames = frames_of(api.post(f"{path}/step", json=body, params=npy))
+    with local(coded, tmp_path / "data", database=url) as api:
+        again = frames_of(api.post(f"{path}/step", json=body, params=npy))
+        assert np.array_equal(frames, again)
+        for changed in ({"code": [3, 0, 1]}, {"code": None}, {"seed": 1}, {"seed": None}, {"action": None}):
+            refused = api.post(f"{path}/step", json=body | changed)
+            assert error_of(refused, 409)["code"] == "step_already_committed", changed
+        assert api.get(path).json()["round"] == 1
 
 
 def test_temperature_and_bad_codes(

@@ -196,13 +196,19 @@ def unpack(data: bytes, format: str) -> tuple[dict[str, str], dict[str, Tensor]]
     """Return the metadata and the tensors of a file, whose checksum is right.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: the file is damaged, or of another version of the format.
         SafetensorError, ValueError, LookupError, TypeError: the same; callers say what the file should be.
     """
     length = int.from_bytes(data[:8], "little")
     check(len(data) > 8 and length <= min(MAX_HEADER_BYTES, len(data)))
     metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-    check(metadata["format"] == format)
+    made, kind = metadata["format"], format.rpartition(".")[0]
+    if made != format and made.rpartition(".")[0] == kind and made.rpartition(".")[2].isdecimal():
+        raise InputError(
+            f"The file has the format {made[:64]}, and this version reads {format}; play on with the version "
+            "that wrote it, or start anew."
+        )
+    check(made == format)
     tensors = load(data)
     claimed = {name: value for name, value in metadata.items() if name != "sha256"}
     check(metadata["sha256"] == _digest(claimed, tensors))
