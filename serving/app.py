@@ -164,9 +164,8 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         key=keys.name(caller), purpose=purpose
     ).inc(seconds)
     watchdog = Watchdog(service, config.step_deadline_s)
-    webhooks = Webhooks(config.http)
-    jobs = VideoJobs(service, config, metrics, storage, database, watchdog, replica)
-    jobs.on_finished = lambda job: webhooks.finished(job, keys.name(job.record.owner))
+    webhooks = Webhooks(config.http, keys, database, replica)
+    jobs = VideoJobs(service, config, metrics, storage, database, watchdog, webhooks, replica)
     return ServerContext(
         service=service,
         config=config,
@@ -189,6 +188,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if context.replica is not None:
         context.replica.start()
     context.jobs.start()
+    context.webhooks.start()
     context.watchdog.start(context.abandon)
     sweeper = asyncio.create_task(_sweep(context))
     try:

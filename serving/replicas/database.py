@@ -64,6 +64,18 @@ videos = sa.Table(
 )
 """Orders of videos; `record` is a `VideoRecord` as JSON, of which other columns repeat fields."""
 
+webhooks = sa.Table(
+    "server_webhooks",
+    METADATA,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("holder", sa.String),  # the replica that sends it; null: none
+    sa.Column("due_at", sa.Double, nullable=False, index=True),
+    sa.Column("expires_at", sa.Double, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
+"""Messages that were not taken yet."""
+
 
 class Database:
     """Runs transactions in threads of its own; uploads and encoders cannot keep a heartbeat waiting."""

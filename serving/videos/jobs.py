@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Connection
 
 from worldmodel.errors import InputError, OutputError
 from worldmodel.leases import Holder
@@ -26,6 +27,7 @@ from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.videos.orders import Orders, clean
 from worldmodel.serving.videos.record import VideoJob, VideoRecord
 from worldmodel.serving.videos.storage import Storage
+from worldmodel.serving.videos.webhooks import Webhooks
 from worldmodel.serving.watchdog import Watchdog
 from worldmodel.serving.worlds.service import WorldService
 
@@ -57,6 +59,7 @@ class VideoJobs:
         storage: Storage,
         database: Database,
         watchdog: Watchdog,
+        webhooks: Webhooks,
         replica: Replica | None = None,
     ) -> None:
         """Delete what earlier servers left half-written; `replica` is None for a lone server.
@@ -68,9 +71,7 @@ class VideoJobs:
         self.service, self.config, self.metrics = service, config, metrics
         self.storage, self.orders = storage, Orders(database, holder, config)
         self.draining = False
-        self.on_finished: Callable[[VideoJob], None] = lambda job: None
-        """Called when this server has completed a video, or found that it cannot be."""
-        self._watchdog = watchdog
+        self._watchdog, self._webhooks = watchdog, webhooks
         self._running: dict[str, VideoJob] = {}
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -334,10 +335,10 @@ class VideoJobs:
             error=None,
         )
         await _run_to_end(self._store, done, frames)
-        if await self.orders.write(done):
+        if await self.orders.write(done, then=lambda db: self._webhooks.add(db, done)):
             job.record = done
             self.metrics.jobs.labels(outcome="ok").inc()
-            self.on_finished(job)
+            self._webhooks.wake()
         elif await self.orders.get(done.id) is None:  # deleted at another replica
             await asyncio.to_thread(self.storage.remove, done.id)
 
@@ -359,15 +360,17 @@ class VideoJobs:
     async def _fail(self, job: VideoJob, code: str, message: str) -> None:
         job.record.fail(code, message)
         self.metrics.jobs.labels(outcome="cancelled" if job.deleted else "failed").inc()
-        if await self._write(job) and not job.deleted:
-            self.on_finished(job)
+        told = None if job.deleted else lambda db: self._webhooks.add(db, job.record)
+        await self._write(job, then=told)
+        self._webhooks.wake()
 
-    async def _write(self, job: VideoJob, release: bool = False) -> bool:
+    async def _write(
+        self, job: VideoJob, release: bool = False, then: Callable[[Connection], None] | None = None
+    ) -> None:
         try:
-            return await self.orders.write(job.record, release)
+            await self.orders.write(job.record, release, then)
         except UnavailableError:  # another server finds it in progress and generates it again
             LOG.warning("The record %s cannot be written.", job.record.id)
-            return False
 
     def _obstacle(self, record: VideoRecord) -> tuple[str, str] | None:
         """Return why an order cannot be generated, as error code and message."""

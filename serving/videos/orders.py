@@ -136,14 +136,23 @@ class Orders:
         counts = sa.select(videos.c.owner, sa.func.count()).where(videos.c.status == "in_progress", held)
         return {owner: count for owner, count in db.execute(counts.group_by(videos.c.owner))}
 
-    async def write(self, record: VideoRecord, release: bool = False) -> bool:
+    async def write(
+        self, record: VideoRecord, release: bool = False, then: Callable[[Connection], None] | None = None
+    ) -> bool:
         """Store the state of a claimed order; return whether this replica still had it.
 
-        `release` leaves it to others.
+        `release` leaves it to others; `then` is a part of the transaction.
         """
         values = {"holder": None if release else self._holder.id, **_columns(record)}
         change = sa.update(videos).where(self._holds(record.id)).values(values)
-        return await self._run(lambda db: db.execute(change).rowcount) > 0
+
+        def work(db: Connection) -> bool:
+            held = db.execute(change).rowcount > 0
+            if held and then is not None:
+                then(db)
+            return held
+
+        return await self._run(work)
 
     async def report(self, steps_done: Mapping[str, int]) -> set[str]:
         """Store how far videos are, for other replicas to tell; return which this one still has."""

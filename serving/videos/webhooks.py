@@ -1,7 +1,8 @@
 """Webhooks: a signed message to the operator's address when a video has finished.
 
 Headers and signature are those of Standard Webhooks 1.0 (https://www.standardwebhooks.com), so that its
-libraries check them. A message that is not taken with a status 2xx is sent again, with the same id.
+libraries check them. A message is stored together with the end of its video. One that is not taken with a
+status 2xx is sent again, with the same id, also by the next server on the database.
 """
 
 import asyncio
@@ -12,21 +13,30 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpcore
 import httpx
+import sqlalchemy as sa
+from sqlalchemy import Connection
 
+from worldmodel.database import insert
 from worldmodel.errors import ConfigError
 from worldmodel.flow.download.guard import GuardedBackend
 from worldmodel.flow.errors import FlowError
+from worldmodel.leases import Holder, now
 from worldmodel.retry import Backoff, retry_after
-from worldmodel.serving.auth import read_private
+from worldmodel.serving.auth import Keys, read_private
+from worldmodel.serving.errors import UnavailableError
+from worldmodel.serving.replicas.database import Database, webhooks
+from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.settings import HttpOptions
-from worldmodel.serving.videos.record import VideoJob, video_object
+from worldmodel.serving.videos.record import VideoJob, VideoRecord, video_object
 
 LOG = logging.getLogger(__name__)
 
@@ -36,88 +46,157 @@ MIN_SECRET_BYTES, MAX_SECRET_BYTES = 24, 64
 FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S = 1.0, 600.0, 86_400.0
 """First and longest pause between attempts, and the time after which a message is given up."""
 TIMEOUTS = {"connect": 5.0, "read": 15.0, "write": 15.0, "pool": 60.0}
-MAX_CONNECTIONS, MAX_WAITING = 8, 1000
+MAX_SENDING = 8
+"""Messages that one server sends at a time."""
+LEAST_WAIT_S, POLL_S = 0.05, 10.0
+"""How often it looks for messages: at most, and at least for those that another server has left."""
+RETRY_S = 1.0
+"""Pause after which a database that did not answer is asked again."""
 GONE = 410
 """Status of a receiver that wants no more attempts."""
 
 
 class Webhooks:
-    """Sends messages in the background; those that were not taken end with the server."""
+    """Messages in the database until they are taken, and the task that sends those that are due."""
 
-    def __init__(self, options: HttpOptions) -> None:
-        """Read the secret; without an address nothing is sent.
+    def __init__(
+        self, options: HttpOptions, keys: Keys, database: Database, replica: Replica | None = None
+    ) -> None:
+        """Read the secret, and forget expired messages; without an address nothing is sent.
 
         Raises:
             ConfigError: the address or the secret cannot be used.
+            DatabaseError: the database does not answer.
         """
-        self._url, self._waiting = options.webhook_url, set[asyncio.Task[None]]()
+        self._url, self._keys = options.webhook_url, keys
         self._secret = check_webhooks(options)
+        self._holder, self._run = Holder() if replica is None else replica.lease, database.run
+        self._wake, self._sending = asyncio.Event(), set[asyncio.Task[None]]()
+        self._task: asyncio.Task[None] | None = None
         self._pool = httpcore.AsyncConnectionPool(
             httpx.create_ssl_context(),
-            max_connections=MAX_CONNECTIONS,
+            max_connections=MAX_SENDING,
             network_backend=GuardedBackend(options.webhook_allow_private),
         )
+        database.run_now(lambda db: db.execute(sa.delete(webhooks).where(webhooks.c.expires_at <= now(db))))
 
-    def finished(self, job: VideoJob, key: str) -> None:
-        """Tell the receiver that a video has finished; `key` is the name of its owner's key."""
+    def add(self, db: Connection, record: VideoRecord) -> None:
+        """Store the message that a video has finished, in the transaction that says so of its record."""
         if self._url is None:
             return
-        if len(self._waiting) >= MAX_WAITING:
-            LOG.error("%d webhooks wait; that of %s is not sent.", MAX_WAITING, job.record.id)
-            return
-        kind = f"video.{job.record.status}"
         message = {
-            "type": kind,
+            "type": f"video.{record.status}",
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-            "key": key,
-            "data": video_object(job).model_dump(),
+            "key": self._keys.name(record.owner),
+            "data": video_object(VideoJob(record)).model_dump(),
         }
-        name = f"msg_{job.record.id}_{job.record.status}"  # the same from every server that sends it
-        task = asyncio.create_task(self._send(self._url, name, json.dumps(message).encode()))
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        values = {
+            "id": f"msg_{record.id}_{record.status}",  # the same from every server that sends it
+            "due_at": now(db),
+            "expires_at": now(db) + PATIENCE_S,
+            "attempts": 0,
+            "body": json.dumps(message),
+        }
+        db.execute(insert(db, webhooks).values(values).on_conflict_do_nothing())
+
+    def wake(self) -> None:
+        """Look for messages now, as one was added."""
+        self._wake.set()
+
+    def start(self) -> None:
+        """Begin to send, also what earlier servers have left."""
+        if self._url is not None:
+            self._task = asyncio.create_task(self._send_due(self._url))
 
     async def close(self) -> None:
-        """Give up what was not taken yet."""
-        if self._waiting:
-            LOG.warning("%d webhooks were not taken, and are not sent again.", len(self._waiting))
-            for task in self._waiting:
-                task.cancel()
-            await asyncio.wait(self._waiting)
+        """Stop sending; what was not taken is left to other servers on the database, or to the next."""
+        tasks = [task for task in (self._task, *self._sending) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+            held = sa.update(webhooks).where(self._holder.holds(webhooks)).values(holder=None)
+            with suppress(UnavailableError):
+                await self._run(lambda db: db.execute(held))
         await self._pool.aclose()
 
-    async def _send(self, url: str, name: str, body: bytes) -> None:
-        """Send a message until it is taken."""
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, timeout_s=PATIENCE_S)
+    async def _send_due(self, url: str) -> None:
         while True:
-            asked_s, why = 0.0, ""
+            self._wake.clear()
+            wait_s = RETRY_S
             try:
-                now = int(time.time())
-                headers: dict[str | bytes, str | bytes] = {
-                    "host": urlsplit(url).netloc.rpartition("@")[2],
-                    "content-type": "application/json",
-                    "content-length": str(len(body)),
-                    **signed(self._secret, name, now, body),
-                }
-                answer = await self._pool.request(
-                    "POST", url, headers=headers, content=body, extensions={"timeout": TIMEOUTS}
-                )
-                if 200 <= answer.status < 300 or answer.status == GONE:
-                    return
-                why = f"status {answer.status}"
-                asked = [value for header, value in answer.headers if header.lower() == b"retry-after"]
-                asked_s = retry_after(asked[0].decode("latin-1")) if asked else 0.0
-            except FlowError as error:  # the address is not public, and will not be
-                LOG.error("The webhook %s is not sent: %s.", name, error)
-                return
-            except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-                why = type(error).__name__
-            pause_s = backoff.pause_s(asked_s)
-            if pause_s is None:
-                LOG.error("The webhook %s was not taken (%s), and is not sent again.", name, why)
-                return
-            LOG.info("The webhook %s was not taken (%s); it is sent again.", name, why)
-            await asyncio.sleep(pause_s)
+                if (room := MAX_SENDING - len(self._sending)) > 0:
+                    claimed, wait_s = await self._run(lambda db, room=room: self._claim(db, room))
+                    for row in claimed:
+                        task = asyncio.create_task(self._send(url, row))
+                        self._sending.add(task)
+                        task.add_done_callback(self._sending.discard)
+            except UnavailableError:
+                LOG.warning("The database does not answer; no webhook is sent.")
+            except Exception:  # nothing awaits this task
+                LOG.exception("Webhooks cannot be read.")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    def _claim(self, db: Connection, count: int) -> tuple[Sequence[Any], float]:
+        """Take messages that are due; return them, and the seconds until there may be others."""
+        due = webhooks.c.due_at
+        claimed = self._holder.claim(db, webhooks, due <= now(db), [due], count)
+        free = self._holder.is_free(db, webhooks.c.holder)
+        next_s = db.scalar(sa.select(sa.func.min(due) - now(db)).where(free))
+        return claimed, POLL_S if next_s is None else min(max(next_s, LEAST_WAIT_S), POLL_S)
+
+    async def _send(self, url: str, row: Any) -> None:
+        """Send a message once, and store what became of it."""
+        pause_s, why = await self._attempt(url, row)
+        this = sa.and_(webhooks.c.id == row.id, self._holder.holds(webhooks))
+
+        def work(db: Connection) -> bool:
+            if pause_s is not None:
+                again = sa.update(webhooks).where(this, webhooks.c.expires_at > now(db))
+                values = {"holder": None, "due_at": now(db) + pause_s, "attempts": row.attempts + 1}
+                if db.execute(again.values(values)).rowcount:
+                    return True
+            db.execute(sa.delete(webhooks).where(this))
+            return False
+
+        while True:
+            try:
+                waits = await self._run(work)
+                break
+            except UnavailableError:  # meanwhile it is this server's, and is not sent again
+                await asyncio.sleep(RETRY_S)
+        if waits:
+            LOG.info("The webhook %s was not taken (%s); it is sent again.", row.id, why)
+        elif why:
+            LOG.error("The webhook %s was not taken (%s), and is not sent again.", row.id, why)
+        self._wake.set()
+
+    async def _attempt(self, url: str, row: Any) -> tuple[float | None, str]:
+        """Send a message; return the pause before the next attempt, if there is to be one, and why."""
+        asked_s, body = 0.0, row.body.encode()
+        try:
+            headers: dict[str | bytes, str | bytes] = {
+                "host": urlsplit(url).netloc.rpartition("@")[2],
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                **signed(self._secret, row.id, int(time.time()), body),
+            }
+            answer = await self._pool.request(
+                "POST", url, headers=headers, content=body, extensions={"timeout": TIMEOUTS}
+            )
+            if 200 <= answer.status < 300 or answer.status == GONE:
+                return None, ""
+            why = f"status {answer.status}"
+            asked = [value for header, value in answer.headers if header.lower() == b"retry-after"]
+            asked_s = retry_after(asked[0].decode("latin-1")) if asked else 0.0
+        except FlowError as error:  # the address is not public, and will not be
+            return None, str(error)
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+            why = type(error).__name__
+        first_s = min(FIRST_PAUSE_S * 2 ** min(row.attempts, 32), LONGEST_PAUSE_S)
+        return Backoff(first_s, LONGEST_PAUSE_S).pause_s(asked_s), why
 
 
 def signed(secret: bytes, name: str, timestamp: int, body: bytes) -> Mapping[str, str]:

@@ -7,15 +7,19 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
-from served import local, wait_for
+import sqlalchemy as sa
+from local_client import LocalClient
+from served import PATIENCE_S, Processes, local, wait_for
 
 from worldmodel.errors import ConfigError
 from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.replicas import database
 from worldmodel.serving.settings import HttpOptions
 from worldmodel.serving.videos import webhooks
 
@@ -96,6 +100,98 @@ def test_a_receiver_learns_of_a_video_and_is_asked_again(
         assert headers["webhook-signature"] == f"v1,{digest}"
         message = json.loads(body)
         assert (message["type"], message["data"]) == ("video.completed", video)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def stored(api: LocalClient) -> int:
+    app: Any = api.app
+    count = sa.select(sa.func.count()).select_from(database.webhooks)
+    return app.state.context.database.run_now(lambda db: db.scalar(count))
+
+
+@pytest.mark.parametrize("kind", ["alone", "sqlite", "postgresql"])
+def test_what_was_not_taken_is_sent_by_the_next_server(
+    kind: str,
+    model: WorldModel,
+    tmp_path: Path,
+    receiver: Receiver,
+    secret: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhooks, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(webhooks, "LONGEST_PAUSE_S", 0.2)
+    receiver.failures = 10**6
+    http = HttpOptions(
+        webhook_url=receiver.options.webhook_url, webhook_secret_file=secret, webhook_allow_private=True
+    )
+    urls = {"sqlite": f"sqlite:///{tmp_path / 'shared.db'}"}
+    url = request.getfixturevalue("postgres").database() if kind == "postgresql" else urls.get(kind)
+    with local(model, tmp_path / "data", http=http, database=url) as api:
+        order = {"prompt": "a ball", "num_inference_steps": 1}
+        video = wait_for(api, api.post("/v1/videos", json=order).json()["id"])
+        wait_until(lambda: len(receiver.got) >= 3)
+        assert stored(api) == 1
+    before = len(receiver.got)
+    receiver.failures = 0
+    with local(model, tmp_path / "data", http=http, database=url) as api:
+        wait_until(lambda: len(receiver.got) > before)
+        wait_until(lambda: not stored(api))
+        time.sleep(0.3)
+        assert len(receiver.got) == before + 1
+    assert {headers["webhook-id"] for headers, _ in receiver.got} == {f"msg_{video['id']}_completed"}
+    assert {body for _, body in receiver.got} == {receiver.got[0][1]}
+
+
+@pytest.mark.slow
+def test_a_killed_server_loses_no_message(
+    servers: Processes, model_folder: Path, receiver: Receiver, secret: Path
+) -> None:
+    receiver.failures = 10**6
+    options = ["--webhook-url", receiver.options.webhook_url, "--webhook-secret-file", str(secret)]
+    server, client = servers.start(model_folder, *options, "--webhook-allow-private")
+    order = {"prompt": "a ball", "num_inference_steps": 1}
+    made = [client.post("/v1/videos", json=order).json()["id"] for _ in range(3)]
+    for video in made:
+        assert wait_for(client, video)["status"] == "completed"
+    server.kill()
+    server.wait()
+    before = len(receiver.got)
+    receiver.failures = 0
+    servers.start(model_folder, *options, "--webhook-allow-private")
+    wait_until(lambda: len(receiver.got) >= before + 3)
+    taken = {headers["webhook-id"] for headers, _ in receiver.got[before:]}
+    assert taken == {f"msg_{video}_completed" for video in made}
+
+
+def test_a_message_that_nobody_takes_is_given_up(
+    model: WorldModel,
+    tmp_path: Path,
+    receiver: Receiver,
+    secret: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("worldmodel"), "propagate", True)
+    monkeypatch.setattr(webhooks, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(webhooks, "PATIENCE_S", 0.4)
+    receiver.failures = 10**6
+    http = HttpOptions(
+        webhook_url=receiver.options.webhook_url, webhook_secret_file=secret, webhook_allow_private=True
+    )
+    with local(model, tmp_path / "data", http=http) as api, caplog.at_level("ERROR"):
+        order = {"prompt": "a ball", "num_inference_steps": 1}
+        assert wait_for(api, api.post("/v1/videos", json=order).json()["id"])["status"] == "completed"
+        wait_until(lambda: "is not sent again" in caplog.text)
+        assert stored(api) == 0
+    assert len(receiver.got) > 1
+    assert "status 503" in caplog.text
 
 
 def test_no_private_address_is_reached_unless_allowed(
