@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -113,7 +114,9 @@ class Database:
             await asyncio.wait({running})
             raise
         except (DatabaseError, SQLAlchemyError) as error:
-            raise UnavailableError("The server's database does not answer; try again later.") from error
+            raise UnavailableError(
+                "The server's database cannot be used at the moment; try again later."
+            ) from error
 
     def close(self) -> None:
         """Close the connections."""
@@ -135,7 +138,8 @@ class FolderLock:
         Raises:
             OutputError: another server uses it, and they do not share a database.
         """
-        self._file = (folder / ".lock").open("w")
+        # Not opened for writing, which would keep an operator from remounting the disk read-only.
+        self._file = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT, 0o600)
         deadline = time.monotonic() + LOCK_S
         while True:
             try:
@@ -143,7 +147,7 @@ class FolderLock:
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    self._file.close()
+                    os.close(self._file)
                     raise OutputError(
                         f"Another server uses the data folder {str(folder)!r}; choose another --data-dir, or "
                         "start both with the same --database."
@@ -152,7 +156,7 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the lock."""
-        self._file.close()
+        os.close(self._file)
 
 
 def _create(db: Connection) -> None:

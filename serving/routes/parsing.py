@@ -4,6 +4,7 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any, TypeVar, get_args
@@ -18,10 +19,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from worldmodel.errors import InputError
 from worldmodel.serving.context import ServerContext
-from worldmodel.serving.errors import NotFoundError, UnsupportedFormatError
+from worldmodel.serving.errors import NotFoundError, UnavailableError, UnsupportedFormatError
 from worldmodel.serving.protocol import Generation
 from worldmodel.serving.settings import MIB
 from worldmodel.serving.worlds.service import WorldSettings
+
+LOG = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -72,6 +75,11 @@ async def read_body(request: Request, model: type[Model], *uploads: str) -> tupl
             form = await parser.parse()
         except MultiPartException as error:
             raise HTTPException(400, error.message) from None
+        except OSError as error:  # large parts are temporary files
+            LOG.exception("An upload cannot be kept.")
+            raise UnavailableError(
+                "The server cannot keep uploads at the moment; try again later."
+            ) from error
         try:
             return _validate(model, _text_fields(form, uploads)), await _uploaded_bytes(form)
         finally:

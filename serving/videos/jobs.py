@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 """Servers that may be killed while they generate a video; it could be what kills them."""
 RETRY_S = 1.0
-"""Pause before the next order is claimed after the database did not answer."""
+"""Pause after which a database or a disk that could not be used is tried again."""
 COUNT_S = 1.0
 SPRITE_COLUMNS = 4
 """Columns and maximum number of rows of a sprite sheet."""
@@ -45,7 +45,7 @@ STORAGE_FAILED = "The server cannot store videos at the moment; try again later.
 
 
 class ServerFaultError(Exception):
-    """The model computes no more, so that other servers should generate the video."""
+    """The model computes no more, or the disk takes nothing, so that other servers should make the video."""
 
 
 class VideoJobs:
@@ -76,6 +76,7 @@ class VideoJobs:
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._num_queued, self._counted_at = 0, -math.inf
+        self._uncounted: UnavailableError | None = None
         self._mean_run_s = 5.0
         self.storage.delete_orphans(*database.run_now(lambda db: clean(db, holder)))
         if replica is not None:
@@ -104,13 +105,13 @@ class VideoJobs:
                 await _run_to_end(self.storage.write, record.id, "input", frames)
             found = await self.orders.submit(record, self._wait_s, self._usable)
         except BaseException as error:
-            await asyncio.to_thread(self.storage.remove, record.id)
+            await self._remove_files(record.id)
             if isinstance(error, OSError | OutputError):
                 LOG.exception("The input of an order cannot be written.")
                 raise UnavailableError(STORAGE_FAILED) from None
             raise
         if found is not None:
-            await asyncio.to_thread(self.storage.remove, record.id)
+            await self._remove_files(record.id)
         self._wake.set()
         return await self._now(found or VideoJob(record))
 
@@ -159,19 +160,35 @@ class VideoJobs:
         elif not job.record.finished:
             self.metrics.jobs.labels(outcome="cancelled").inc()
         await self.orders.remove(video_id)
-        await asyncio.to_thread(self.storage.remove, video_id)
+        await self._remove_files(video_id)
 
     async def sweep(self) -> None:
         """Delete finished videos that have expired."""
         for video_id in await self.orders.expired():
             await self.orders.remove(video_id)
+            await self._remove_files(video_id)
+
+    async def _remove_files(self, video_id: str) -> None:
+        try:
             await asyncio.to_thread(self.storage.remove, video_id)
+        except OSError:  # a later server on the folder deletes what belongs to no order
+            LOG.exception("The files of the video %s cannot be deleted.", video_id)
 
     async def full(self) -> bool:
-        """Whether the queue is full, or was within the last second: probes need no key, and can be many."""
+        """Whether the queue is full, or was within the last second: probes need no key, and can be many.
+
+        Raises:
+            UnavailableError: the database does not answer, or did not.
+        """
         if time.monotonic() > self._counted_at + COUNT_S:
             self._counted_at = time.monotonic()
-            await self.count_queued()
+            try:
+                await self.count_queued()
+                self._uncounted = None
+            except UnavailableError as error:
+                self._uncounted = error
+        if self._uncounted is not None:
+            raise UnavailableError(str(self._uncounted))
         return self._num_queued >= self.config.max_queued_jobs
 
     async def count_queued(self) -> None:
@@ -334,13 +351,21 @@ class VideoJobs:
             inference_time_s=round(duration_s, 3),
             error=None,
         )
-        await _run_to_end(self._store, done, frames)
-        if await self.orders.write(done, then=lambda db: self._webhooks.add(db, done)):
+        while True:
+            try:
+                await _run_to_end(self._store, done, frames)
+                break
+            except (OSError, OutputError) as error:
+                LOG.warning("The video %s cannot be stored (%s); it is tried again.", done.id, error)
+            if self.draining or job.deleted:
+                raise ServerFaultError
+            await asyncio.sleep(RETRY_S)
+        if await self._write(done, then=lambda db: self._webhooks.add(db, done)):
             job.record = done
             self.metrics.jobs.labels(outcome="ok").inc()
             self._webhooks.wake()
-        elif await self.orders.get(done.id) is None:  # deleted at another replica
-            await asyncio.to_thread(self.storage.remove, done.id)
+        elif not self.draining and await self.orders.get(done.id) is None:  # deleted at another replica
+            await self._remove_files(done.id)
 
     def _store(self, record: VideoRecord, frames: np.ndarray) -> None:
         self.storage.write(record.id, "video", encode_video(frames, record.fps))
@@ -355,22 +380,30 @@ class VideoJobs:
         job.record.status = "queued"
         if self._watchdog.fault is None:
             job.record.attempts -= 1  # it was not this video that ended the server
-        await self._write(job, release=True)
+        await self._write(job.record, release=True)
 
     async def _fail(self, job: VideoJob, code: str, message: str) -> None:
         job.record.fail(code, message)
         self.metrics.jobs.labels(outcome="cancelled" if job.deleted else "failed").inc()
         told = None if job.deleted else lambda db: self._webhooks.add(db, job.record)
-        await self._write(job, then=told)
+        await self._write(job.record, then=told)
         self._webhooks.wake()
 
     async def _write(
-        self, job: VideoJob, release: bool = False, then: Callable[[Connection], None] | None = None
-    ) -> None:
-        try:
-            await self.orders.write(job.record, release, then)
-        except UnavailableError:  # another server finds it in progress and generates it again
-            LOG.warning("The record %s cannot be written.", job.record.id)
+        self, record: VideoRecord, release: bool = False, then: Callable[[Connection], None] | None = None
+    ) -> bool:
+        """Store the state of an order as soon as the database answers; return whether it was still ours.
+
+        Not before that is the order given up: nobody else may take it while this server lives.
+        """
+        while True:
+            try:
+                return await self.orders.write(record, release, then)
+            except UnavailableError:
+                LOG.warning("The record %s cannot be written.", record.id)
+            if self.draining:  # the next server finds it in progress and generates it again
+                return False
+            await asyncio.sleep(RETRY_S)
 
     def _obstacle(self, record: VideoRecord) -> tuple[str, str] | None:
         """Return why an order cannot be generated, as error code and message."""

@@ -108,4 +108,6 @@ class Storage:
     def remove(self, video_id: str) -> None:
         """Delete the files of a video."""
         for variant in SUFFIXES:
-            self.path(video_id, variant).unlink(missing_ok=True)
+            path = self.path(video_id, variant)
+            if path.exists():  # on a disk that is read-only, deleting nothing is an error, too
+                path.unlink(missing_ok=True)
