@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Purpose = Literal["live", "step", "chat", "image", "video"]
-WEIGHTS: dict[Purpose, float] = {"live": 8.0, "step": 4.0, "chat": 2.0, "image": 2.0, "video": 1.0}
-"""Relative time that a key gets for each purpose, where there is not enough for all."""
+WEIGHTS: dict[Purpose, float] = {"live": 16.0, "step": 8.0, "chat": 2.0, "image": 2.0, "video": 1.0}
+"""Relative time that a key gets for each purpose, where there is not enough for all.
+
+A step beside the chats of another key gets 4 of 5 parts of the time, and so takes at least 5/4 of its time
+alone; with 2 of 3 it would be 3/2, and calls that cannot be interrupted, such as the first of a chat, come on
+top at each of its stages.
+"""
 
 FOLLOWS_S = 0.005
 """Time within which a call of a round follows the one before it."""

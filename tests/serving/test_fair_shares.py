@@ -73,6 +73,23 @@ def test_a_key_with_one_world_gets_its_share_beside_one_that_asks_for_far_more(p
     assert spent["b"] > 0.25 * sum(spent.values())  # oldest first, it would be a sixteenth
 
 
+def test_a_step_gets_four_fifths_of_the_time_beside_the_chats_of_another_key() -> None:
+    """So it takes 5/4 as long as alone, and what calls cannot be interrupted add to that."""
+
+    async def chat(rounds: Rounds, seconds: float) -> None:
+        ask_as("a", "chat")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            await rounds.compute.run(time.sleep, ROW_S)
+
+    async def body(rounds: Rounds) -> dict[str, float]:
+        chats = [chat(rounds, 2.0) for _ in range(15)]
+        return await spent_after_warm_up(rounds, *chats, rounds.play("b", "step", 2.0))
+
+    spent = run(body)
+    assert 0.7 < spent["b"] / sum(spent.values()) < 0.9
+
+
 def test_keys_that_ask_for_much_get_time_by_their_weights() -> None:
     async def body(rounds: Rounds) -> dict[str, float]:
         play = [rounds.play(key, "step", 1.8) for key in ("light", "heavy") for _ in range(4)]
