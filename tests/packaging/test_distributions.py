@@ -1,17 +1,23 @@
 """Both distributions as pip and PyPI see them, and the package in the root of a clone."""
 
+import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
+import yaml
 
 import worldmodel
 
@@ -170,3 +176,80 @@ def test_the_package_is_whole_in_the_root_of_a_clone(
     if how == "editable":
         elsewhere = run(python, "-c", "import worldmodel.train as t; print(t.__file__)", cwd=python.parent)
         assert Path(elsewhere.strip()).resolve() == clone / "train" / "__init__.py"
+
+
+def test_the_steps_of_the_container_make_a_server_that_its_probes_find_ready(
+    environment: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without a builder of images: what is copied is built, installed, and started as the pod starts it."""
+    lines = (ROOT / "deploy" / "Containerfile").read_text("utf-8").replace("\\\n", " ").splitlines()
+    source, wheels, data = tmp_path / "source", tmp_path / "wheels", tmp_path / "data"
+    source.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    for words in (line.split() for line in lines if line.startswith("COPY ") and "--from" not in line):
+        for name in words[1:-1]:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, source / words[-1], symlinks=True, ignore=ignored)
+            else:
+                shutil.copy(ROOT / name, source / words[-1])
+    (build,) = (line.split()[2:] for line in lines if line.startswith("RUN pip wheel "))
+    assert "/wheels" in build
+    build = [str(wheels) if word == "/wheels" else word for word in build]
+    offline = ("--no-index", "--no-build-isolation", "--quiet")
+    run(sys.executable, "-m", "pip", build[0], *offline, *build[1:], cwd=source)
+    programs = environment(*wheels.glob("*.whl"))
+
+    manifest = (ROOT / "deploy" / "kubernetes" / "serve.yaml").read_text("utf-8")
+    (pod,) = (
+        each["spec"]["template"]["spec"]
+        for each in yaml.safe_load_all(manifest)
+        if each["kind"] == "Deployment"
+    )
+    (container,) = pod["containers"]
+    assert json.loads(next(line[4:] for line in lines if line.startswith("CMD "))) == container["args"][:2]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    replaced = {"--port=8000": f"--port={port}", "--data-dir=/data": f"--data-dir={data}"}
+    assert set(replaced) <= set(container["args"])
+    command = [str(programs / "worldmodel"), *(replaced.get(word, word) for word in container["args"])]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    drops = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+    if shutil.which(drops[0]) and not subprocess.run([*drops, "true"], stderr=subprocess.DEVNULL).returncode:
+        command = [*drops, *command]
+    key = "a-key-of-the-secret-0123456789"
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            command, cwd=tmp_path, env={**variables, "WORLDMODEL_API_KEYS": key}, stdout=log, stderr=log
+        )
+    try:
+        url, log = f"http://127.0.0.1:{port}", tmp_path / "log"
+
+        def probe(name: str) -> bool:
+            how = container[name]
+            try:
+                found = httpx.get(url + how["httpGet"]["path"], timeout=how.get("timeoutSeconds", 1))
+            except httpx.HTTPError:
+                return False
+            return 200 <= found.status_code < 400
+
+        starts = container["startupProbe"]
+        until = time.monotonic() + starts["periodSeconds"] * starts["failureThreshold"]
+        while not probe("startupProbe"):
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.5)
+        assert probe("livenessProbe")
+        assert probe("readinessProbe")
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=300) as client:
+            frame = {"observation": (ROOT / "demo" / "first_frame.png").read_bytes()}  # a child decodes it
+            world = client.post("/v1/worlds", files=frame)
+            assert world.status_code == 200, world.text
+            path = f"/v1/worlds/{world.json()['id']}/step"
+            assert client.post(path, json={"step_id": 1, "action": "the red ball jumps"}).status_code == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=pod["terminationGracePeriodSeconds"]) == 0
+    finally:
+        server.kill()
+        server.wait()
