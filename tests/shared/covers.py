@@ -1,4 +1,7 @@
-"""Which files and folders the long tests (marker `slow`) of a test file or of a folder of tests cover."""
+"""Which files and folders the long tests (marker `slow`) of a test file or of a folder of tests cover.
+
+Of a folder that ends in `/`, only the names of its files count.
+"""
 
 EVERYTHING = ("worldmodel", "train", "serving", "demo", "configs", "pretrained")
 """What a test file covers that is not listed."""
@@ -21,18 +24,26 @@ COVERS: dict[str, tuple[str, ...]] = {
         *("worldmodel/pretrained", *MODEL),
     ),
     "tests/distributed": PARALLEL,
-    "tests/docs": (
-        "README.md",
-        "docs",
-        "examples",
-        "deploy",
-        "worldmodel/cli",
-        "worldmodel/config",
-        "configs",
+    "tests/docs/test_commands.py": (
+        *("README.md", "docs", "Makefile", "configs", "worldmodel/cli", "worldmodel/config"),
     ),
+    "tests/docs/test_examples.py": (
+        *("examples", "worldmodel/__init__.py", "worldmodel/config", "worldmodel/env", "worldmodel/rollout"),
+    ),
+    "tests/docs/test_imagination.py": (
+        *("docs/tutorial/imagination.md", "examples/imagination.py", "worldmodel/cli"),
+        *("worldmodel/config", "worldmodel/env", "worldmodel/recording"),
+    ),
+    "tests/docs/test_own_world.py": ("docs/tutorial/own-world.md", "worldmodel/cli", "worldmodel/config"),
+    "tests/docs/test_readme.py": ("docs/tutorial/serve.md", "serving"),
+    "tests/docs/test_replicas_guide.py": ("docs/how-to/replicas.md", "deploy/replicas", "serving"),
     "tests/gpu": ("train", *MODEL),
     "tests/hostile": ("serving", "worldmodel/media"),
-    "tests/packaging": (*EVERYTHING, "pyproject.toml", "README.md", "LICENSE"),
+    "tests/packaging": (
+        *("worldmodel/", "train/", "serving/", "demo/", "configs/", "pretrained/"),
+        *("pyproject.toml", "pretrained/pyproject.toml", "README.md", "LICENSE"),
+        *("worldmodel/__init__.py", "worldmodel/__main__.py", "worldmodel/models/loading/location.py"),
+    ),
     "tests/serving": ("serving", "worldmodel/rollout"),
     "tests/serving/test_generator_processes.py": ("serving", "worldmodel/parallel", *MODEL),
     "tests/serving/test_pan.py": ("serving", "configs", *MODEL),
@@ -61,6 +72,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     "tests/unit/test_new.py": ("worldmodel/cli", "worldmodel/config", "worldmodel/data", "train"),
     "tests/unit/test_no_generator.py": ("train", *MODEL),
     "tests/unit/test_one_frame_rounds.py": ("train", *MODEL),
+    "tests/unit/test_own_kind.py": ("worldmodel/actions", "worldmodel/config", "serving", "train", *MODEL),
     "tests/unit/test_planning.py": ("worldmodel/planning", "worldmodel/env"),
     "tests/unit/test_precomputed.py": ("train", "worldmodel/data", *MODEL),
     "tests/unit/test_recorder.py": ("worldmodel/recording", "worldmodel/games"),
@@ -72,5 +84,8 @@ COVERS: dict[str, tuple[str, ...]] = {
     "tests/unit/test_start.py": ("train", "worldmodel/models"),
     "tests/unit/test_train.py": ("train", *MODEL),
     "tests/unit/test_train_sigterm.py": ("train",),
+    "tests/unit/test_twins.py": (
+        *("train", "worldmodel/cli/new.py", "worldmodel/data", "worldmodel/eval", "worldmodel/recording"),
+    ),
     "tests/unit/test_verify.py": ("worldmodel/eval", *WORLDS),
 }

@@ -12,15 +12,22 @@ As a script it answers for whole test files, before their environment is install
 import hashlib
 import json
 import os
+import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from covers import COVERS, EVERYTHING
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs")
+"""Where only the code blocks of Markdown count: long tests run these, and quick tests check the prose."""
+USE = r"""\b(?:from|import|-m) +(?P<imported>\w+)|["'/](?P<run>\w+)(?:\.py|:)|\(["'](?P<loaded>\w+)["']\)"""
+"""How code refers to a module: an import, a program, a function of it by name, or a plugin."""
+MECHANISM = {"covers", "long_tests", "processor_time", "selection"}
+"""Modules of tests/shared that choose and measure tests, on which no result depends."""
 
 
 def covers_of(test: str, table: Mapping[str, tuple[str, ...]] = COVERS) -> tuple[str, ...]:
@@ -39,7 +46,7 @@ class Fingerprints:
         self.digests: dict[Path, bytes] = {}
 
     def __call__(self, test: str) -> str:
-        """Return the hash of a test file, its fixtures, the dependencies, and all files that it covers.
+        """Return the hash of a test file, its fixtures and helpers, the dependencies, and what it covers.
 
         It depends on names and contents only, not on times, the machine, or the order of a directory.
 
@@ -48,14 +55,16 @@ class Fingerprints:
             ValueError: If pyproject.toml cannot be parsed.
         """
         parents = [parent for parent in Path(test).parents if parent.parts]
-        fixtures = [
-            path for path in (parent / "conftest.py" for parent in parents) if (self.root / path).exists()
-        ]
-        paths = {Path(test), Path("tests/shared"), *fixtures, *map(Path, covers_of(test, self.table))}
-        files = {file for path in paths for file in self.files(self.root / path)}
+        fixtures = [self.root / parent / "conftest.py" for parent in parents]
+        code = [self.root / test, *filter(Path.exists, fixtures)]
+        covered = covers_of(test, self.table)
+        named = {file for path in covered for file in self.files(self.root / path)}
+        read = {file for path in covered if path[-1] != "/" for file in self.files(self.root / path)}
+        read.update(code, self.helpers(code))
         found = hashlib.sha256(self.dependencies())
-        for file in sorted(files, key=lambda file: file.relative_to(self.root).as_posix()):
-            found.update(file.relative_to(self.root).as_posix().encode() + b"\0" + self.digest(file))
+        for file in sorted(named | read, key=lambda file: file.relative_to(self.root).as_posix()):
+            contents = self.digest(file) if file in read else b""
+            found.update(file.relative_to(self.root).as_posix().encode() + b"\0" + contents)
         return found.hexdigest()[:32]
 
     def dependencies(self) -> bytes:
@@ -65,9 +74,25 @@ class Fingerprints:
             [project["dependencies"], project["optional-dependencies"]], sort_keys=True
         ).encode()
 
+    def helpers(self, code: Iterable[Path]) -> set[Path]:
+        """Return the modules of tests/shared that files use, and those that these use in turn."""
+        modules = {path.stem: path for path in (self.root / "tests" / "shared").glob("*.py")}
+        found: set[Path] = set()
+        left = list(code)
+        while left:
+            uses = re.finditer(USE, left.pop().read_text(encoding="utf-8"))
+            names = {use[use.lastgroup or 0] for use in uses} - MECHANISM
+            used = {modules[name] for name in names & modules.keys()} - found
+            found |= used
+            left += used
+        return found
+
     def digest(self, file: Path) -> bytes:
         if file not in self.digests:
-            self.digests[file] = hashlib.sha256(file.read_bytes()).digest()
+            contents = file.read_bytes()
+            if file.suffix == ".md" and file.relative_to(self.root).parts[0] in PAGES:
+                contents = b"".join(re.findall(rb"^ *```.*?^ *```", contents, flags=re.DOTALL | re.MULTILINE))
+            self.digests[file] = hashlib.sha256(contents).digest()
         return self.digests[file]
 
     def files(self, path: Path) -> Iterator[Path]:

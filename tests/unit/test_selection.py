@@ -12,7 +12,7 @@ import pytest
 from covers import COVERS, EVERYTHING
 from selection import ROOT, Fingerprints, Passed, covers_of
 
-TABLE = {"tests/test_demo.py": ("demo",), "tests/other": ("library/one.py",)}
+TABLE = {"tests/test_demo.py": ("demo",), "tests/other": ("library/one.py", "library/", "docs")}
 TEST = """
 import pytest
 
@@ -38,8 +38,12 @@ def project(tmp_path: Path) -> Path:
         "library/two.py": "print(3)\n",
         "tests/conftest.py": 'pytest_plugins = ["long_tests"]\n',
         "tests/test_demo.py": TEST.format(passes=True),
-        "tests/other/test_one.py": TEST.format(passes=True),
+        "tests/other/test_one.py": "import helper\n" + TEST.format(passes=True),
         "tests/shared/covers.py": f'EVERYTHING = ("demo", "library")\nCOVERS = {TABLE!r}\n',
+        "tests/shared/helper.py": 'PROGRAM = "program.py"\n',
+        "tests/shared/program.py": "",
+        "tests/shared/strange.py": "",
+        "docs/page.md": "Prose.\n\n```bash\ncommand\n```\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,7 @@ def test_a_change_runs_the_long_tests_that_cover_it(project: Path) -> None:
     counts, out = run(project, "--only-changed", "--numprocesses", "1")
     assert counts["passed"] == 3
     assert "1 long tests left out" in out
-    assert "tests/other/test_one.py: passed with the same library/one.py (1)" in out
+    assert "tests/other/test_one.py: passed with the same library/one.py, library/, docs (1)" in out
 
 
 def test_a_test_that_fails_is_no_longer_recorded(project: Path) -> None:
@@ -100,16 +104,25 @@ def test_the_hash_depends_on_contents_only(project: Path, tmp_path_factory: pyte
     change(project / "library/two.py")
     change(project / "demo/page.py")
     change(project / "pyproject.toml")  # a comment
+    change(project / "docs/page.md")  # prose
+    change(project / "tests/shared/strange.py")
+    change(project / "tests/shared/covers.py")  # a comment
     assert hash_of("tests/other/test_one.py") == before
 
     seen = {before}
-    for name in ("library/one.py", "tests/other/test_one.py", "tests/conftest.py", "tests/shared/covers.py"):
+    for name in ("library/one.py", "tests/other/test_one.py", "tests/conftest.py"):
         change(project / name)
         seen.add(hash_of("tests/other/test_one.py"))
-    text = (project / "pyproject.toml").read_text()
-    (project / "pyproject.toml").write_text(text.replace("torch==1", "torch==2"))
+    for name in ("helper.py", "program.py"):  # one is imported, the other is named by that one
+        change(project / "tests/shared" / name)
+        seen.add(hash_of("tests/other/test_one.py"))
+    for name, old, new in (("pyproject.toml", "torch==1", "torch==2"), ("docs/page.md", "command", "other")):
+        text = (project / name).read_text()
+        (project / name).write_text(text.replace(old, new))
+        seen.add(hash_of("tests/other/test_one.py"))
+    (project / "library/three.py").write_text("")  # of this folder, names count
     seen.add(hash_of("tests/other/test_one.py"))
-    assert len(seen) == 6
+    assert len(seen) == 9
 
 
 def test_what_is_unclear_runs(project: Path) -> None:
