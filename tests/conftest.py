@@ -1,5 +1,6 @@
 """Shared by all tests: shape checks on every annotated call, profiles of Hypothesis, and plugins."""
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,3 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     distributes = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
     if not distributes:
         config.pluginmanager.import_plugin("tiny_models")
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at the imported packages again: with torch it takes a second."""
+    gc.collect()
+    gc.freeze()

@@ -1,5 +1,6 @@
 """Clips on disk, written once, and a short training run."""
 
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,19 @@ def shard(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             tar.add(clip, f"train/{clip.stem}.mp4")
             tar.add(text, f"train/{clip.stem}.txt")
     return path
+
+
+@pytest.fixture
+def plots() -> None:
+    """The runs of this test plot their losses."""
+
+
+@pytest.fixture(autouse=True)
+def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other runs do without: the plot takes as long as a step."""
+    log = sys.modules.get("worldmodel.train.run.log")
+    if log is not None and "plots" not in request.fixturenames:
+        monkeypatch.setattr(log, "plot_losses", lambda run: None)
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_signals_are_handled_for_the_command_line_alone(
 
 
 def test_a_run_writes_metrics_plots_and_previews(
-    run_config: TrainConfig, capsys: pytest.CaptureFixture[str]
+    run_config: TrainConfig, capsys: pytest.CaptureFixture[str], plots: None
 ) -> None:
     run = finetune.train(run_config).parent
     assert (run / "losses.png").stat().st_size > 5000
