@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import ALIGNED, SHAPES
+from runs import short_run
 
 from worldmodel import media
-from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
+from worldmodel.config import TrainConfig
 from worldmodel.errors import ModelError
 from worldmodel.models.loading import base_models
 from worldmodel.models.world_model import WorldModel
@@ -74,25 +74,4 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def run_config(make_model: Callable[..., WorldModel], tokenizer_folder: str, tmp_path: Path) -> TrainConfig:
     """A run of six steps of state alignment, mixed with text tasks."""
-    stage = StageConfig(
-        "state",
-        steps=6,
-        batch_size=3,
-        microbatch_size=2,
-        warmup_steps=2,
-        ema_decay=0.9,
-        tasks={"rounds": 0.6, "describe": 0.4},
-        train=ALIGNED,
-        self_rollout=(0.5, 0.5),
-    )
-    return TrainConfig(
-        model=make_model(image_size=64, world="shapes").config,
-        stages={"state": stage},
-        data=SHAPES,
-        validation=ValidationConfig(codec_frames=18),
-        tokenizer=tokenizer_folder,
-        run_dir=str(tmp_path / "run"),
-        precision="fp32",
-        log_every=1,
-        sample_every=2,
-    )
+    return short_run(make_model(image_size=64, world="shapes").config, tokenizer_folder, tmp_path / "run")

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
 from peft import PeftModel
+from runs import short_run
 from safetensors.torch import load_file, save_file
 
 from worldmodel import WorldModel
@@ -35,50 +37,87 @@ STAGE = StageConfig(
 )
 
 
+def copy_of_base(folder: Path) -> Path:
+    """A language model that was trained before."""
+    return Path(shutil.copytree(resolve("shapes-tiny") / "backbone", folder / "base"))
+
+
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A language model that was trained before."""
-    return Path(shutil.copytree(resolve("shapes-tiny") / "backbone", tmp_path / "base"))
+    """One that a test may move or damage."""
+    return copy_of_base(tmp_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A run that tests share; they must not change it."""
+
+    config: TrainConfig
+    base: Path
+    folder: Path
+    """The model after two stages."""
+    checkpoint: Path
+    first: Path
+    """The model after one stage."""
+
+
+@pytest.fixture(scope="module")
+def trained(
+    make_model: Callable[..., WorldModel], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trained]:
+    """A run of two stages that add to the first two layers of the base."""
+    folder = tmp_path_factory.mktemp("reference")
+    base = copy_of_base(folder)
+    backbone = BackboneConfig(pretrained=str(base), num_layers=2)
+    model = dataclasses.replace(make_model(image_size=64, world="shapes").config, backbone=backbone)
+    config = dataclasses.replace(
+        short_run(model, tokenizer_folder, folder / "run"),
+        stages={"first": STAGE, "second": STAGE},
+        sample_every=0,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        once = dataclasses.replace(config, stages={"first": STAGE}, run_dir=str(folder / "once"))
+        first, model_folder = finetune.train(once), finetune.train(config)
+        checkpoint = checkpointer.latest(Path(config.run_dir))
+        assert checkpoint is not None
+        yield Trained(config, base, model_folder, checkpoint, first)
 
 
 @pytest.fixture
-def config(
-    run_config: TrainConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> TrainConfig:
-    """A run of two stages that add to the first two layers of the base."""
+def copied(trained: Trained, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the model after one stage, which names the base that may be damaged, and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    backbone = BackboneConfig(pretrained=str(base), num_layers=2)
-    model = dataclasses.replace(run_config.model, backbone=backbone)
-    return dataclasses.replace(
-        run_config, model=model, stages={"first": STAGE, "second": STAGE}, sample_every=0
-    )
+    folder = Path(shutil.copytree(trained.first, tmp_path / "copied"))
+    named = folder / "backbone" / "base.json"
+    named.write_text(named.read_text().replace(str(trained.base), str(base)))
+    return folder
 
 
 def weights(model: WorldModel) -> dict[str, torch.Tensor]:
     return dict(model.backbone.model.state_dict())
 
 
-def test_a_model_by_reference_equals_the_one_that_was_trained(config: TrainConfig, base: Path) -> None:
-    folder = finetune.train(config)
+def test_a_model_by_reference_equals_the_one_that_was_trained(trained: Trained) -> None:
+    folder, base = trained.folder, trained.base
     files = {path.name for path in (folder / "backbone").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "base.json"} <= files
     assert not {"model.safetensors", "tokenizer.json"} & files
     assert model_facts(str(folder))["base_model"] == f"{base}, 2 layers"
 
-    newest = checkpointer.latest(Path(config.run_dir))
-    assert newest is not None
-    trained, loaded = weights(export.load_model(config, newest)), weights(WorldModel.from_pretrained(folder))
+    before = weights(export.load_model(trained.config, trained.checkpoint))
+    loaded = weights(WorldModel.from_pretrained(folder))
     untouched = Backbone.from_pretrained(base, num_layers=2).model.state_dict()
-    assert trained.keys() == loaded.keys() == untouched.keys()
-    for name, tensor in trained.items():  # the merged weights are stored in bf16
+    assert before.keys() == loaded.keys() == untouched.keys()
+    for name, tensor in before.items():  # the merged weights are stored in bf16
         torch.testing.assert_close(loaded[name], tensor, atol=0.02, rtol=0.02)
-    moved = [name for name, tensor in trained.items() if not torch.equal(tensor, untouched[name])]
+    moved = [name for name, tensor in before.items() if not torch.equal(tensor, untouched[name])]
     assert any("q_proj" in name for name in moved)
     assert all(".layers." in name and "norm" not in name for name in moved)
 
 
-def test_peft_reads_it_and_without_it_the_base_is_untouched(config: TrainConfig, base: Path) -> None:
-    folder = finetune.train(config)
+def test_peft_reads_it_and_without_it_the_base_is_untouched(trained: Trained) -> None:
+    folder, base = trained.folder, trained.base
     untouched, adapted = (Backbone.from_pretrained(base, num_layers=2).model.eval() for _ in range(2))
     ids = torch.arange(20)[None]
     with torch.no_grad():
@@ -137,41 +176,42 @@ def test_layers_of_different_ranks_are_saved_and_reduced(tmp_path: Path, rank: i
         )
 
 
-def test_saving_again_and_further_lora_keep_the_reference(
-    config: TrainConfig, tmp_path: Path, base: Path
-) -> None:
-    folder = finetune.train(config)
+def test_saving_again_and_further_lora_keep_the_reference(trained: Trained, tmp_path: Path) -> None:
+    folder = trained.folder
     again = WorldModel.from_pretrained(folder).save_pretrained(tmp_path / "again")
     first, second = (load_file(each / "backbone" / "adapter_model.safetensors") for each in (folder, again))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
     further = dataclasses.replace(
-        config, init_from=str(folder), run_dir=str(tmp_path / "further"), stages={"third": STAGE}
+        trained.config, init_from=str(folder), run_dir=str(tmp_path / "further"), stages={"third": STAGE}
     )
     third = finetune.train(further)
     reference = model_folder.reference.read(third / "backbone")
     assert reference is not None
     assert {down.shape[0] for _, down in reference.factors.values()} == {12}  # three stages of rank 4
-    assert reference.name == str(base)
+    assert reference.name == str(trained.base)
 
 
 @pytest.mark.parametrize(
     "train", [{"backbone": TrainedConfig()}, STAGE.train | {"backbone.model.model.norm": TrainedConfig()}]
 )
 def test_training_further_weights_ends_the_reference(
-    config: TrainConfig, tmp_path: Path, train: dict[str, TrainedConfig]
+    trained: Trained, tmp_path: Path, train: dict[str, TrainedConfig]
 ) -> None:
-    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
     whole = dataclasses.replace(STAGE, train=train)
     further = dataclasses.replace(
-        config, init_from=str(folder), run_dir=str(tmp_path / "further"), stages={"all": whole}
+        trained.config,
+        init_from=str(trained.first),
+        run_dir=str(tmp_path / "further"),
+        stages={"all": whole},
     )
     assert (finetune.train(further) / "backbone" / "model.safetensors").is_file()
 
 
-def test_of_a_frozen_backbone_the_name_is_saved(config: TrainConfig, base: Path, tmp_path: Path) -> None:
+def test_of_a_frozen_backbone_the_name_is_saved_and_no_rank(trained: Trained, tmp_path: Path) -> None:
     frozen = dataclasses.replace(STAGE, train={"vision": TrainedConfig()})
-    folder = finetune.train(dataclasses.replace(config, stages={"first": frozen}))
+    other = dataclasses.replace(trained.config, stages={"first": frozen}, run_dir=str(tmp_path / "frozen"))
+    folder, base = finetune.train(other), trained.base
     assert [path.name for path in (folder / "backbone").iterdir()] == ["base.json"]
     untouched = Backbone.from_pretrained(base, num_layers=2).model.state_dict()
     model = WorldModel.from_pretrained(folder)
@@ -179,14 +219,17 @@ def test_of_a_frozen_backbone_the_name_is_saved(config: TrainConfig, base: Path,
         torch.testing.assert_close(tensor, untouched[name], atol=0.02, rtol=0.02)
     again = model.save_pretrained(tmp_path / "again")
     assert (again / "backbone" / "base.json").read_bytes() == (folder / "backbone" / "base.json").read_bytes()
+    checkpoint = checkpointer.latest(Path(other.run_dir))
+    assert checkpoint is not None
+    with pytest.raises(ModelError, match="--rank"):
+        export.export(checkpoint, tmp_path / "none", 2)
 
 
-def test_the_factors_of_all_stages_are_reduced_to_a_rank(config: TrainConfig, tmp_path: Path) -> None:
-    finetune.train(config)
-    newest = checkpointer.latest(Path(config.run_dir))
-    assert newest is not None
+def test_the_factors_of_all_stages_are_reduced_to_a_rank(trained: Trained, tmp_path: Path) -> None:
     whole, exact, least = (
-        model_folder.reference.read(export.export(newest, tmp_path / str(rank), rank) / "backbone")
+        model_folder.reference.read(
+            export.export(trained.checkpoint, tmp_path / str(rank), rank) / "backbone"
+        )
         for rank in (None, 8, 2)
     )
     assert whole is not None and exact is not None and least is not None
@@ -200,22 +243,10 @@ def test_the_factors_of_all_stages_are_reduced_to_a_rank(config: TrainConfig, tm
         lost = torch.linalg.svdvals(change)[2:].square().sum().sqrt()
         torch.testing.assert_close((near - change).norm(), lost, rtol=0.1, atol=0.02 * float(change.norm()))
 
-    frozen = dataclasses.replace(STAGE, train={"vision": TrainedConfig()})
-    other = dataclasses.replace(config, stages={"first": frozen}, run_dir=str(tmp_path / "frozen"))
-    finetune.train(other)
-    checkpoint = checkpointer.latest(Path(other.run_dir))
-    assert checkpoint is not None
-    with pytest.raises(ModelError, match="--rank"):
-        export.export(checkpoint, tmp_path / "none", 2)
 
-
-def test_factors_are_averaged_with_those_of_another_model(config: TrainConfig, tmp_path: Path) -> None:
-    finetune.train(config)
-    other = finetune.train(dataclasses.replace(config, run_dir=str(tmp_path / "other"), seed=1))
-    newest = checkpointer.latest(Path(config.run_dir))
-    assert newest is not None
-    first = export.export(newest, tmp_path / "first")
-    mean = export.export(newest, tmp_path / "mean", average_with=str(other))
+def test_factors_are_averaged_with_those_of_another_model(trained: Trained, tmp_path: Path) -> None:
+    first, other = trained.folder, trained.first
+    mean = export.export(trained.checkpoint, tmp_path / "mean", average_with=str(other))
     ours, theirs, both = (model_folder.reference.read(each / "backbone") for each in (first, other, mean))
     assert ours is not None and theirs is not None and both is not None
     for name, (up, down) in both.factors.items():
@@ -228,18 +259,17 @@ def test_factors_are_averaged_with_those_of_another_model(config: TrainConfig, t
         torch.testing.assert_close(weight, expected, atol=0.01, rtol=0.01)
 
 
-def test_errors_name_the_base_model(config: TrainConfig, base: Path, tmp_path: Path) -> None:
-    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
+def test_errors_name_the_base_model(copied: Path, base: Path, tmp_path: Path) -> None:
     away = base.rename(tmp_path / "away")
     with pytest.raises(ModelError, match=r"needs its base language model.*base"):
-        WorldModel.from_pretrained(folder)
+        WorldModel.from_pretrained(copied)
     away.rename(base)
     file = base / "model.safetensors"
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
     next(iter(tensors.values())).add_(1)
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match="other weights"):
-        WorldModel.from_pretrained(folder)
+        WorldModel.from_pretrained(copied)
 
 
 def moved(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -252,12 +282,16 @@ def moved(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_a_model_is_loaded_elsewhere_with_the_folder_of_its_base(
-    config: TrainConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    relative = dataclasses.replace(config.model.backbone, pretrained="base")
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, backbone=relative))
-    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    relative = dataclasses.replace(trained.config.model.backbone, pretrained="base")
+    model = dataclasses.replace(trained.config.model, backbone=relative)
+    config = dataclasses.replace(
+        trained.config, model=model, stages={"first": STAGE}, run_dir=str(tmp_path / "run")
+    )
+    folder = finetune.train(config)
     expected = weights(WorldModel.from_pretrained(folder))
     copy = moved(folder, tmp_path, monkeypatch)
     found = weights(WorldModel.from_pretrained(copy))  # by its absolute path
@@ -301,16 +335,14 @@ def test_a_downloaded_base_has_its_commit_and_the_repository_of_the_config(base:
 
 
 @pytest.mark.parametrize("name", ["base.json", "adapter_model.safetensors"])
-def test_damaged_files(config: TrainConfig, name: str) -> None:
-    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
-    (folder / "backbone" / name).write_text("{")
+def test_damaged_files(copied: Path, name: str) -> None:
+    (copied / "backbone" / name).write_text("{")
     with pytest.raises(ModelError, match=r"damaged|cannot be read"):
-        WorldModel.from_pretrained(folder)
+        WorldModel.from_pretrained(copied)
 
 
-def test_factors_of_other_layers(config: TrainConfig, base: Path) -> None:
-    folder = finetune.train(dataclasses.replace(config, stages={"first": STAGE}))
-    file = folder / "backbone" / "base.json"
+def test_factors_of_other_layers(copied: Path) -> None:
+    file = copied / "backbone" / "base.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_layers": 1}))
     with pytest.raises(ModelError, match=r"layers\.1.*do not fit"):
-        WorldModel.from_pretrained(folder)
+        WorldModel.from_pretrained(copied)
