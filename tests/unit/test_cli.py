@@ -200,7 +200,10 @@ def test_config_has_the_settings_of_the_model_that_it_names(run: Callable[..., t
     assert made["guidance_scale"] == 2 != named["guidance_scale"]
 
 
-@pytest.mark.parametrize("launcher", [("-m", "worldmodel.train.finetune"), ("train/finetune.py",)])
+@pytest.mark.parametrize(
+    "launcher",
+    [("-m", "worldmodel.train.finetune"), pytest.param(("train/finetune.py",), marks=pytest.mark.slow)],
+)
 def test_scripts_run_the_verb_of_the_same_name(launcher: tuple[str, ...]) -> None:
     root = Path(__file__).parents[2]
     words = [str(root / word) if word.endswith(".py") else word for word in launcher]

@@ -137,6 +137,7 @@ def ceilings(run: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "codec/psnr" in line]
 
 
+@pytest.mark.slow
 def test_the_codec_is_measured_once_after_its_stage(run_config: TrainConfig, tmp_path: Path) -> None:
     state = dataclasses.replace(run_config.stages["state"], steps=2, tasks={"rounds": 1.0})
     config = dataclasses.replace(

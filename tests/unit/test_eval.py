@@ -369,6 +369,7 @@ def test_a_random_model_end_to_end(model: WorldModel, tmp_path: Path, capsys: py
     assert model_card(runs, "shapes-tiny", SUITE.card)
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_leaves_what_it_measured(
     model: WorldModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -49,7 +49,7 @@ def frame_of(env: "gymnasium.Env", cell: int = 8) -> np.ndarray:
 @pytest.mark.parametrize("name", ["DoorKey-6x6", "Fetch-8x8-N3", "LavaCrossingS9N1", "GoToDoor-6x6"])
 def test_cells_are_those_of_the_state(judge: MiniGridJudge, name: str) -> None:
     env = gymnasium.make(f"MiniGrid-{name}-v0", render_mode="rgb_array")
-    for seed in range(6):
+    for seed in range(3):
         env.reset(seed=seed)
         env.action_space.seed(seed)
         for _ in range(8):

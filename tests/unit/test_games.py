@@ -41,6 +41,7 @@ def played(package: str, env_id: str, policy: str, episodes: int = 2) -> list[Re
     return found[0]
 
 
+@pytest.mark.slow
 def test_crafter_has_actions_that_are_words() -> None:
     episode = played("crafter", "Crafter-v1", "sticky")[0]
     assert episode.cameras["render"].shape[1:] == (64, 64, 3)

@@ -303,6 +303,7 @@ def test_more_time_and_a_faster_machine_give_more_steps_and_larger_models(tmp_pa
     assert 0 < little.config.stages["state"].microbatch_size < little.config.stages["state"].batch_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_steps_are_set_by_the_durations_of_real_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], share: float
@@ -325,7 +326,11 @@ def test_steps_are_set_by_the_durations_of_real_ones(
     planned = recipe.plan(facts, 3600, MACHINE, "run")
     stages = {name: replace(stage, batch_size=2) for name, stage in planned.config.stages.items()}
     stages["rollout"] = replace(stages["rollout"], self_rollout=(share, share))
-    found = timed(replace(planned, config=replace(planned.config, stages=stages)), 3600)
+    model = planned.config.model
+    tiny = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+    backbone = replace(model.backbone, architecture={**(model.backbone.architecture or {}), **tiny})
+    config = replace(planned.config, stages=stages, model=replace(model, backbone=backbone))
+    found = timed(replace(planned, config=config), 3600)
     assert capsys.readouterr().out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["set"]  # the trial leaves nothing
     costs = {"codec": 2.0, "state": 4.0, "rollout": (1 - share) * 5.0 + share * 15.0}

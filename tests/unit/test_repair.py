@@ -139,6 +139,7 @@ def test_a_table_with_damaged_texts_becomes_a_dataset(recorded: Path, tmp_path: 
     }
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_interrupted_has_no_name(tmp_path: Path) -> None:
     folder, fixed = (
         stored(tmp_path / "set", [moving(seed, steps=60) for seed in range(60)]),

@@ -35,7 +35,7 @@ def test_seeds_lead_to_different_futures(model: WorldModel) -> None:
 
 
 def test_futures_are_listed_with_their_probabilities(model: WorldModel) -> None:
-    cases = [case for case in chance_cases(SEED, 0, 48) if case.kind in ("resize", "gamble")][:4]
+    cases = [case for case in chance_cases(SEED, 0, 48) if case.kind in ("resize", "gamble")][:2]
     for case in cases:
         session = model.session(seed=1)
         session.reset(case.start)
