@@ -29,7 +29,7 @@ SIZE, FRAMES = 16, 2
 class Brightness(Metric):
     """Difference of the mean grey level from the truth."""
 
-    name, title, unit, better, baseline = "brightness", "error of brightness", "", "lower", True
+    name, title, unit, baseline = "brightness", "error of brightness", "", True
 
     def __call__(self, played: Played) -> Sequence[float]:
         pairs = zip(played.clips, played.truth, strict=True)
@@ -84,7 +84,7 @@ def test_every_module_of_the_folder_is_a_metric() -> None:
     for name in metric_names():
         if name != "perceptual":  # takes the file of its weights
             metric = get_metric(name)
-            assert metric.name == name and metric.title and metric.better in ("higher", "lower")
+            assert metric.name == name and metric.title
 
 
 def test_a_metric_from_outside_has_figures_baselines_and_a_row() -> None:

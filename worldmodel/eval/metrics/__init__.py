@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -82,7 +82,6 @@ class Metric(ABC):
         name: Key in the results, and name on the command line.
         title: Title in tables.
         unit: Unit; shares are shown as percent.
-        better: Which values are better.
         baseline: Whether action following also reports it for a copy of the first frame and for the forecast
             without the generator, and by verb and kind of action.
         of_truth: Whether the metric is also defined on the true frames themselves.
@@ -91,7 +90,6 @@ class Metric(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     unit: ClassVar[Unit] = "%"
-    better: ClassVar[Literal["higher", "lower"]] = "higher"
     baseline: ClassVar[bool] = False
     of_truth: ClassVar[bool] = False
 

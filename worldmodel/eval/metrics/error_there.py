@@ -9,7 +9,7 @@ from worldmodel.eval.metrics.obeyed import differing, distance
 class ErrorThere(Metric):
     """Error of the model's two films over that of a copy of the last frame, where the truths differ."""
 
-    name, title, unit, better = "error_there", "error there, of a copy's", "", "lower"
+    name, title, unit = "error_there", "error there, of a copy's", ""
 
     def __call__(self, played: Played) -> Sequence[float]:
         return [

@@ -41,7 +41,7 @@ class Perceptual(Metric):
         path: safetensors file of LPIPS, see `PerceptualDistance`.
     """
 
-    name, title, unit, better = "perceptual", "perceptual distance", "", "lower"
+    name, title, unit = "perceptual", "perceptual distance", ""
 
     def __init__(self, path: str | Path) -> None:
         self.distance = PerceptualDistance(path)
