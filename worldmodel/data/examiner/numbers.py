@@ -14,8 +14,6 @@ MIN_LENGTH = 8
 """Actions of an episode from which its numbers are compared."""
 OUT_OF_SCALE = 12.0
 """Times the usual deviation of a number that an episode's must be, or its inverse."""
-SPIKE = 20.0
-"""Times the range of the middle 98 % of a number that a single value must be outside of it."""
 
 
 def number_findings(episodes: Sequence[Measures], specs: Sequence[ActionSpec]) -> list[Finding]:
