@@ -147,32 +147,24 @@ class Child:
         environment: Mapping[str, str] | None = None,
         stdout: int | IO[Any] | None = None,
     ) -> None:
-        self._target, self._arguments = target, arguments
-        self._environment, self._stdout = dict(environment or {}), stdout
-        self._start()
-
-    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours)
-        code = f"from {__name__} import run_child; run_child({self._target!r}, {theirs.fileno()})"
+        code = f"from {__name__} import run_child; run_child({target!r}, {theirs.fileno()})"
         # Until `run_child` ignores it, Ctrl-C must not end the child while it imports what it needs.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # children inherit the mask
         try:
-            self._popen(theirs, code)
+            with theirs:
+                self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, and fixed code
+                    [sys.executable, "-P", "-c", code],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(sys.path)},
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with suppress(ClosedError):  # it has ended already, as `receive` will say
-            self.connection.send(self._arguments)
-
-    def _popen(self, theirs: socket.socket, code: str) -> None:
-        with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 -- this interpreter, and fixed code
-                [sys.executable, "-P", "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stdout,
-                env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+            self.connection.send(arguments)
 
     @property
     def pid(self) -> int:
@@ -235,11 +227,6 @@ class Child:
         """
         end(self.process, timeout_s)
         self.connection.close()
-
-    def restart(self) -> None:
-        """End the child at once, and start it again with the same arguments."""
-        self.close()
-        self._start()
 
 
 def end(process: "subprocess.Popen[Any]", timeout_s: float = 0.0) -> None:

@@ -208,20 +208,6 @@ def test_closing_wakes_a_thread_that_waits_for_the_child(start: Start) -> None:
     assert raised == ["was killed by SIGKILL"]
 
 
-def test_a_child_that_starts_again_has_the_same_arguments(start: Start) -> None:
-    child = start("echo", 1, "two")
-    assert child.receive(30) == (1, "two")
-    first = child.pid
-    os.kill(first, signal.SIGKILL)
-    with pytest.raises(ChildError):
-        child.receive(30)
-    child.restart()
-    assert child.receive(30) == (1, "two")
-    assert child.pid != first and not psutil.pid_exists(first)
-    child.restart()  # also one that runs
-    assert child.receive(30) == (1, "two")
-
-
 def test_the_environment_is_extended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEPT", "1")
     child = start("variables", "KEPT", "ADDED", environment={"ADDED": "2"})
