@@ -41,7 +41,7 @@ SUITE = ShapesSuite()
 GRAMMAR_SPLITS = ("val", "held-out", "compositions")
 SPLITS = (*GRAMMAR_SPLITS, paraphrases.SPLIT)
 SEED = 1234
-SAMPLES = 16
+SAMPLES = 8
 
 
 class TrueWorlds:

@@ -39,7 +39,7 @@ def test_futures_are_listed_with_their_probabilities(model: WorldModel) -> None:
     for case in cases:
         session = model.session(seed=1)
         session.reset(case.start)
-        futures = session.futures(case.action, num_draws=256)
+        futures = session.futures(case.action, num_draws=96)
         shares = np.zeros(len(case.outcomes))
         for future in futures:
             found, _ = matching_outcome(case, future.frames, judge_frame)
