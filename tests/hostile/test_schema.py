@@ -10,17 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
-schemathesis = pytest.importorskip("schemathesis")
-checks = pytest.importorskip("schemathesis.specs.openapi.checks")
-
 EXAMPLES = 15
 LEAKS = ("Traceback", "site-packages", ".py", "worldmodel.serving", "0x7f")
-CONFORMANCE = [
-    checks.status_code_conformance,
-    checks.content_type_conformance,
-    checks.response_headers_conformance,
-    checks.response_schema_conformance,
-]
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +22,22 @@ def address(serve: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="module")
 def schema(address: str) -> Any:
+    schemathesis = pytest.importorskip("schemathesis")
     return schemathesis.openapi.from_url(f"{address}/openapi.json", wait_for_schema=60)
 
 
 def probe(operation: Any, address: str, data_dir: Path, **fixed: Any) -> set[int]:
     """Send what the schema allows, and what it does not, and look at the answers; returns their statuses."""
+    from schemathesis import GenerationMode  # slow to import, and all processes of tests would do it
+    from schemathesis.specs.openapi import checks
+
     statuses = set()
+    conformance = [
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+    ]
 
     def look(case: Any) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("num_inference_steps"), int):
@@ -44,7 +45,7 @@ def probe(operation: Any, address: str, data_dir: Path, **fixed: Any) -> set[int
         response = case.call(base_url=address, timeout=600)
         statuses.add(response.status_code)
         assert response.status_code < 500 or operation.path == "/ready", response.text
-        case.validate_response(response, checks=CONFORMANCE)
+        case.validate_response(response, checks=conformance)
         if response.status_code >= 400:
             assert not [leak for leak in (*LEAKS, str(data_dir)) if leak in response.text]
 
@@ -57,7 +58,7 @@ def probe(operation: Any, address: str, data_dir: Path, **fixed: Any) -> set[int
         suppress_health_check=list(HealthCheck),
     )
     limits(given(case=operation.as_strategy(**fixed))(look))()
-    wrong = operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE, **fixed)
+    wrong = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE, **fixed)
     with suppress(Unsatisfiable):  # what takes no input cannot be given a wrong one
         limits(given(case=wrong)(look))()
     return statuses
