@@ -2,21 +2,24 @@
 
 import dataclasses
 import json
+import multiprocessing
+import shutil
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from runs import ALIGNED, changed
+from runs import ALIGNED, changed, short_run
 
 from worldmodel import config as configs
 from worldmodel.cli import main
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig
 from worldmodel.errors import ConfigError, ModelError, OutputError, WorldModelError
+from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import finetune
 from worldmodel.train.checkpoint import checkpointer, export
@@ -25,31 +28,48 @@ from worldmodel.train.run import settings
 from worldmodel.train.run.settings import check_stages
 from worldmodel.train.trainer import Trainer
 
-HOLDING = """
-import sys, time
-from collections.abc import Callable
-from pathlib import Path
-from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.run import folder as run_folder
-with run_folder.locked(Path(sys.argv[1]), Mesh(), 1.0):
-    print("held", flush=True)
-    time.sleep(600)
-"""
+
+def hold(run: Path, held: Any) -> None:
+    """Hold the folder of a run until the process is killed."""
+    with run_folder.locked(run, Mesh(), 1.0):
+        held.set()
+        time.sleep(600)
 
 
-@pytest.fixture
-def config(run_config: TrainConfig) -> TrainConfig:
+def two_stages(run: TrainConfig) -> TrainConfig:
     """Two stages, the first of one step and the second of two."""
     stage = dataclasses.replace(
-        run_config.stages["state"], steps=1, tasks={"rounds": 1.0}, self_rollout=(0.0, 0.0), rounds=1
+        run.stages["state"], steps=1, tasks={"rounds": 1.0}, self_rollout=(0.0, 0.0), rounds=1
     )
-    validation = dataclasses.replace(run_config.validation, codec_frames=0)
+    validation = dataclasses.replace(run.validation, codec_frames=0)
     return dataclasses.replace(
-        run_config,
+        run,
         stages={"first": stage, "second": dataclasses.replace(stage, steps=2)},
         sample_every=0,
         validation=validation,
     )
+
+
+@pytest.fixture
+def config(run_config: TrainConfig) -> TrainConfig:
+    return two_stages(run_config)
+
+
+@pytest.fixture(scope="module")
+def once(
+    make_model: Callable[..., WorldModel], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run that was stopped at the end of its first stage."""
+    model = make_model(image_size=64, world="shapes").config
+    config = two_stages(short_run(model, tokenizer_folder, tmp_path_factory.mktemp("once") / "run"))
+    stopped(config, [False, True])  # asked in the step, and at the end of the stage
+    return Path(config.run_dir)
+
+
+@pytest.fixture
+def begun(config: TrainConfig, once: Path) -> Path:
+    """A copy of that run, as the test's own."""
+    return Path(shutil.copytree(once, config.run_dir))
 
 
 def with_stage(config: TrainConfig, name: str, **values: Any) -> TrainConfig:
@@ -62,10 +82,9 @@ def stopped(config: TrainConfig, answers: list[bool]) -> None:
     assert finetune.train(config, stop=lambda: next(asked)) == Path(config.run_dir)
 
 
-def test_what_a_run_has_begun_with_may_not_change(config: TrainConfig) -> None:
+def test_what_a_run_has_begun_with_may_not_change(config: TrainConfig, begun: Path) -> None:
     """At the end of its first stage; nothing may be written when the next run is refused."""
-    stopped(config, [False, True])  # in the step, and at the end of the stage
-    written = Path(config.run_dir) / "config.json"
+    written = begun / "config.json"
     before = written.read_bytes()
     stages, model, data = config.stages, config.model, config.data
     other = data.sources | {"other": SourceConfig("shapes", split="val")}
@@ -102,8 +121,8 @@ def test_a_finished_run_with_other_settings_is_not_returned_as_theirs(config: Tr
     assert (model / "config.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("begun")
 def test_stages_that_have_not_begun_and_settings_of_the_machine_may_change(config: TrainConfig) -> None:
-    stopped(config, [False, True])
     unused = {"unused": SourceConfig("shapes", split="val", weight=0.0)}
     later = dataclasses.replace(
         with_stage(with_stage(config, "second", steps=1, lr=1e-4, ema_decay=0.0), "first", microbatch_size=1),
@@ -143,19 +162,17 @@ def test_a_stage_resumes_with_its_batches_and_its_average(
         assert (finetune.train(later) / "config.json").is_file()
 
 
-def test_the_seed_is_that_of_the_checkpoint_even_without_the_config(config: TrainConfig) -> None:
-    stopped(config, [False, True])
-    (Path(config.run_dir) / "config.json").unlink()
+def test_the_seed_is_that_of_the_checkpoint_even_without_the_config(config: TrainConfig, begun: Path) -> None:
+    (begun / "config.json").unlink()
     with pytest.raises(ConfigError, match="seed was 0 and is 4"):
         finetune.train(dataclasses.replace(config, seed=4))
     assert (finetune.train(config) / "config.json").is_file()
 
 
 def test_a_stage_that_does_not_start_leaves_the_config_of_the_checkpoints(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped(config, [False, True])
-    run = Path(config.run_dir)
+    run = begun
     before = (run / "config.json").read_bytes()
 
     def refuse(*_: Any) -> None:
@@ -169,11 +186,10 @@ def test_a_stage_that_does_not_start_leaves_the_config_of_the_checkpoints(
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_folder, "LOCK_WAIT_S", 0.1)
-    stopped(config, [False, True])
-    run = Path(config.run_dir)
+    run = begun
     with run_folder.locked(run, Mesh(), 1.0):
         with pytest.raises(OutputError, match="in use by another run"):
             finetune.train(config)
@@ -184,12 +200,19 @@ def test_a_folder_belongs_to_one_run_at_a_time(
 
 
 def test_a_killed_process_releases_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "LOCK_WAIT_S", 5.0)
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", HOLDING, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        holder.kill()
+    monkeypatch.setattr(run_folder, "LOCK_WAIT_S", 1.0)
+    forked = multiprocessing.get_context("fork")  # a new process would first import torch
+    held = forked.Event()
+    holder = forked.Process(target=hold, args=(tmp_path / "run", held))
+    holder.start()
+    assert held.wait(60)
+    with (
+        pytest.raises(OutputError, match="in use by another run"),
+        run_folder.locked(tmp_path / "run", Mesh(), 1.0),
+    ):
+        pass
+    holder.kill()
+    holder.join()
     with run_folder.locked(tmp_path / "run", Mesh(), 1.0):
         pass
 
