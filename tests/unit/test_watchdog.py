@@ -1,13 +1,17 @@
 """Detection of hangs, slow processes and gradients that are not finite."""
 
-import subprocess
-import sys
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
@@ -22,59 +26,72 @@ from worldmodel.train.diagnostics.watchdog import (
 )
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+def run(function: Callable[[], None], folder: Path) -> tuple[int, str, str]:
+    """Call a function in a fork of this process; returns its exit status and what it wrote.
+
+    A process of its own would first import torch.
+    """
+    out, err = folder / "out", folder / "err"
+    child = os.fork()
+    if not child:
+        signal.alarm(120)
+        for path, descriptor in ((out, 1), (err, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+        try:
+            function()
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), out.read_text(), err.read_text()
 
 
-def test_the_watchdog_ends_a_process_that_hangs() -> None:
-    ended = run(
-        "import threading\n"
-        "from worldmodel.train.diagnostics.watchdog import Watchdog\n"
-        "def wait_for_a_peer_that_never_comes():\n"
-        "    threading.Event().wait()\n"
-        "with Watchdog(0.5) as watchdog:\n"
-        "    watchdog.beat('state step 7')\n"
-        "    wait_for_a_peer_that_never_comes()\n"
-    )
-    assert ended.returncode == EXIT_CODE_HUNG
-    assert "process 0 has made no progress for 0.5 s (state step 7)" in ended.stderr
-    assert "in wait_for_a_peer_that_never_comes" in ended.stderr
+def wait_for_a_peer_that_never_comes() -> None:
+    threading.Event().wait()
 
 
-def test_the_watchdog_ignores_a_process_that_makes_progress() -> None:
-    ended = run(
-        "import time\n"
-        "from worldmodel.train.diagnostics.watchdog import Watchdog\n"
-        "with Watchdog(1.0) as watchdog:\n"
-        "    for step in range(8):\n"
-        "        time.sleep(0.3)\n"
-        "        watchdog.beat()\n"
-        "time.sleep(1.5)\n"
-        "print('still here')\n"
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "still here\n", "")
+def test_the_watchdog_ends_a_process_that_hangs(tmp_path: Path) -> None:
+    def hang() -> None:
+        with Watchdog(0.5) as watchdog:
+            watchdog.beat("state step 7")
+            wait_for_a_peer_that_never_comes()
+
+    status, _, err = run(hang, tmp_path)
+    assert status == EXIT_CODE_HUNG
+    assert "process 0 has made no progress for 0.5 s (state step 7)" in err
+    assert "in wait_for_a_peer_that_never_comes" in err
 
 
-def test_the_watchdog_beats_while_parts_of_a_model_run() -> None:
+def test_the_watchdog_ignores_a_process_that_makes_progress(tmp_path: Path) -> None:
+    def work() -> None:
+        with Watchdog(1.0) as watchdog:
+            for _ in range(8):
+                time.sleep(0.3)
+                watchdog.beat()
+        time.sleep(1.5)
+        os.write(1, b"still here")
+
+    assert run(work, tmp_path) == (0, "still here", "")
+
+
+def test_the_watchdog_beats_while_parts_of_a_model_run(tmp_path: Path) -> None:
     """Sampling of images takes longer than the limit, but each of its passes is shorter."""
-    code = (
-        "import time\n"
-        "import torch\n"
-        "from torch import nn\n"
-        "from worldmodel.train.diagnostics.watchdog import Watchdog\n"
-        "model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))\n"
-        "with Watchdog(1.0) as watchdog:\n"
-        "    with watchdog.during(model, 'sample images'):\n"
-        "        for _ in range(8):\n"
-        "            time.sleep(0.3)\n"
-        "            model[0](torch.zeros(1))\n"
-        "    assert not model[0]._forward_pre_hooks\n"
-        "    print('sampled', flush=True)\n"
-        "    time.sleep(3)\n"
-    )
-    ended = run(code)
-    assert (ended.returncode, ended.stdout) == (EXIT_CODE_HUNG, "sampled\n")
-    assert "(sample images)" in ended.stderr
+
+    def sample() -> None:
+        model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))
+        with Watchdog(1.0) as watchdog:
+            with watchdog.during(model, "sample images"):
+                for _ in range(8):
+                    time.sleep(0.3)
+                    model[0](torch.zeros(1))
+            assert not model[0]._forward_pre_hooks
+            os.write(1, b"sampled")
+            time.sleep(3)
+
+    status, out, err = run(sample, tmp_path)
+    assert (status, out) == (EXIT_CODE_HUNG, "sampled")
+    assert "(sample images)" in err
 
 
 def test_the_watchdog_stops_with_its_block() -> None:
