@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -200,10 +201,18 @@ def test_config_has_the_settings_of_the_model_that_it_names(run: Callable[..., t
     assert made["guidance_scale"] == 2 != named["guidance_scale"]
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [("-m", "worldmodel.train.finetune"), pytest.param(("train/finetune.py",), marks=pytest.mark.slow)],
-)
+def test_the_module_of_training_is_its_verb(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["finetune.py", "no_such_config"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("worldmodel.train.finetune", run_name="__main__")
+    assert ended.value.code == 2
+    assert "no_such_config" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [("-m", "worldmodel.train.finetune"), ("train/finetune.py",)])
 def test_scripts_run_the_verb_of_the_same_name(launcher: tuple[str, ...]) -> None:
     root = Path(__file__).parents[2]
     words = [str(root / word) if word.endswith(".py") else word for word in launcher]

@@ -2,16 +2,17 @@
 
 import dataclasses
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -434,25 +435,26 @@ def test_prefetching_is_bounded() -> None:
     assert asked <= stage.batch_size * (1 + 3 + 1) + 2 * (2 * 2) + 2
 
 
-CHILD = """
-import sys, time
-from worldmodel.config import DataConfig, SourceConfig, StageConfig, WorldModelConfig
-from worldmodel.data import loader
-stage = StageConfig(steps=10**6, batch_size=2, tasks={"rounds": 1.0})
-data = DataConfig({"shapes": SourceConfig("shapes")}, num_workers=2)
-stream = loader.batches(data, WorldModelConfig(), stage, 0)
-next(stream)
-print(*[worker.child.pid for worker in stream.workers], flush=True)
-time.sleep(600)
-"""
+def train_on(pids: Connection) -> None:
+    """Take a step, name the workers, and wait to be killed."""
+    stage = StageConfig(steps=10**6, batch_size=2, tasks={"rounds": 1.0})
+    data = DataConfig({"shapes": SourceConfig("shapes")}, num_workers=2)
+    stream = loader.batches(data, WorldModelConfig(), stage, 0)
+    next(stream)
+    pids.send([worker.child.pid for worker in stream.workers])
+    time.sleep(600)
 
 
 def test_workers_end_with_a_training_that_was_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
-        pids = [int(pid) for pid in training.stdout.readline().split()]
-        assert len(pids) == 2
-        training.kill()
+    forked = multiprocessing.get_context("fork")  # a new process would first import torch
+    ours, theirs = forked.Pipe()
+    training = forked.Process(target=train_on, args=(theirs,))
+    training.start()
+    assert ours.poll(120)
+    pids = ours.recv()
+    assert len(pids) == 2 and all(map(alive, pids))
+    training.kill()
+    training.join()
     deadline = time.monotonic() + 20
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
