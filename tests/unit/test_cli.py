@@ -195,10 +195,10 @@ def test_config_lists_and_explains(run: Callable[..., tuple[int, str, str]]) -> 
 
 
 def test_config_has_the_settings_of_the_model_that_it_names(run: Callable[..., tuple[int, str, str]]) -> None:
-    made = yaml.safe_load(run("config", "own_clips", "model.guidance_scale=2")[1])["model"]
+    made = yaml.safe_load(run("config", "own_clips", "model.pace=on_action")[1])["model"]
     named = configs.to_dict(read_config(resolve("shapes-tiny")))
     assert made["backbone"] == named["backbone"]
-    assert made["guidance_scale"] == 2 != named["guidance_scale"]
+    assert made["pace"] == "on_action" != named["pace"]
 
 
 def test_the_module_of_training_is_its_verb(

@@ -1,7 +1,6 @@
 """Evaluation on recorded episodes: a square in a corridor that keys move, and clips of the shapes world."""
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -400,7 +399,6 @@ def test_the_same_rollouts_have_the_psnr_of_the_shapes_suite(shapes_tiny: WorldM
     for ours, other in zip(figures["psnr"]["model"], theirs["psnr"], strict=True):
         assert ours["value"] == pytest.approx(other["value"], abs=1e-6)
         assert ours["n"] == other["n"] == count
-    assert all(math.isfinite(figure["value"]) for figure in figures["psnr"]["zero_steps"])
 
 
 @pytest.mark.slow
@@ -411,7 +409,7 @@ def test_the_command_line_end_to_end(
     assert main([*argv, "--report", str(tmp_path / "report"), "--json", str(tmp_path / "a.json")]) == 0
     said = capsys.readouterr().out
     assert "PSNR, round 2" in said
-    assert "0 steps" in said
+    assert "copy" in said
     results = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
     assert results["settings"]["data"] == str(recorded)
     assert results["figures"]["horizon"]["psnr"]["model"][0]["value"] > 25
