@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from worldmodel import config as configs
 from worldmodel.cli.parser import OVERRIDES_HELP, Parser, option
-from worldmodel.config.flow import FlowConfig
+from worldmodel.config.flow import FEED, FlowConfig
 from worldmodel.errors import InputError
 
 if TYPE_CHECKING:
     from worldmodel.flow.catalog.catalog import Catalog
 
-COMMANDS = ("run", "status", "retry", "export", "compact", "prune")
+COMMANDS = ("run", "work", "status", "retry", "export", "compact", "prune")
 
 
 def main(argv: list[str]) -> None:
@@ -31,8 +31,18 @@ def main(argv: list[str]) -> None:
             )
         parsed.out = parsed.overrides.pop(0)
     config = configs.load(parsed.config, parsed.overrides, FlowConfig)
+    if parsed.stages and parsed.what != "work":
+        raise InputError(f"--stages is of `flow work`, not of `flow {parsed.what}`.")
     if parsed.what == "run":
         _run(config, parsed, train_overrides)
+    elif parsed.what == "work":
+        parts = [name.strip() for name in parsed.stages.split(",") if name.strip()]
+        if not parts and not parsed.train:
+            raise InputError(
+                f"Say what this machine does: --stages with some of {', '.join([*config.stages, FEED])}, "
+                "separated by commas, or --train CONFIG."
+            )
+        _run(config.only(parts), parsed, train_overrides)
     elif parsed.what == "status":
         _status(config, parsed)
     elif parsed.what == "retry":
@@ -151,6 +161,7 @@ def _parser() -> Parser:
     parser = Parser(
         "worldmodel flow",
         "run: list, fetch, filter, caption, encode and pack clips; with --train, train on them meanwhile.\n"
+        "work: do a part of it on this machine: the stages of --stages, list and pack (feed), or --train.\n"
         "status: show where every stage stands, and why clips were dropped.\n"
         "retry: try dead letters again.\n"
         "export: write the packed clips to the folder OUT, as tar shards and a table; or all clips\n"
@@ -159,6 +170,7 @@ def _parser() -> Parser:
         "prune: list the results of former versions and settings of stages; with --delete, remove them.",
         "worldmodel flow run web.yaml\n"
         "  worldmodel flow run web.yaml --train train.yaml -- stages.joint.steps=1000\n"
+        "  worldmodel flow work web.yaml --stages feed,fetch,probe\n"
         "  worldmodel flow status web.yaml --stage filter\n"
         "  worldmodel flow export web.yaml OUT\n"
         "  worldmodel flow export web.yaml clips.parquet",
@@ -172,11 +184,17 @@ def _parser() -> Parser:
         help=f"{OVERRIDES_HELP}; export: first the folder or file OUT",
     )
     option(
-        parser, "--train", "run: train with this config beside it; its settings follow --", metavar="CONFIG"
+        parser,
+        "--train",
+        "run, work: train with this config beside it; its settings follow --",
+        metavar="CONFIG",
     )
-    option(parser, "--processes", "run: training processes", 1)
-    option(parser, "--metrics-port", "run: serve Prometheus metrics at /metrics", kind=int, metavar="PORT")
-    option(parser, "--metrics-host", "run: their address", "127.0.0.1", metavar="HOST")
+    option(parser, "--stages", "work: names of stages, and feed, with commas between", "", metavar="NAMES")
+    option(parser, "--processes", "run, work: training processes", 1)
+    option(
+        parser, "--metrics-port", "run, work: serve Prometheus metrics at /metrics", kind=int, metavar="PORT"
+    )
+    option(parser, "--metrics-host", "run, work: their address", "127.0.0.1", metavar="HOST")
     parser.add_argument("--watch", action="store_true", help="status: show it until interrupted")
     parser.add_argument("--json", action="store_true", help="status: print JSON")
     parser.add_argument("--delete", action="store_true", help="prune: remove what is listed")

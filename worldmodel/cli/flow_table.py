@@ -16,7 +16,7 @@ INTERVAL_S = 1.0
 """Time between two looks at the catalog for a terminal."""
 LINE_S = 10.0
 """Time between two lines where there is no terminal."""
-COLUMNS = ("stage", "done", "dropped", "dead", "waiting", "clips/s", "oldest", "workers", "end in")
+COLUMNS = ("stage", "done", "dropped", "dead", "waiting", "clips/s", "oldest", "spent", "end in", "runs on")
 
 
 @contextmanager
@@ -80,8 +80,10 @@ def print_verdicts(stage: str, verdicts: Sequence[Verdict], retried: Sequence[tu
 def rendered(status: FlowStatus) -> Group:
     """Return the table with its heading."""
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for column in table.columns[1:]:
+    for column in table.columns[1:-1]:
         column.justify = "right"
+    table.columns[0].no_wrap = True  # the last column gives way, which names machines
+    table.columns[0].overflow = "fold"
     for stage in status.stages:
         table.add_row(*cells(stage))
     parts = [Text(heading(status)), table]
@@ -99,6 +101,7 @@ def cells(stage: StageStatus) -> list[str]:
         "" if stage.oldest_s is None else duration(stage.oldest_s),
         duration(stage.worker_s),
         "" if not stage.waiting and not stage.end_s else duration(stage.end_s),
+        ", ".join(f"{host} ({count})" for host, count in stage.machines.items()),
     ]
 
 

@@ -1,6 +1,7 @@
 """Settings of a data flow."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ EXECUTORS = {
 """Functions `run(config, watch, stop)` by name; imported when they are used."""
 EXECUTOR_GROUP = "worldmodel.flow.executors"
 """Entry points of further ones."""
+FEED = "feed"
+"""What lists, admits and packs clips, as if it were a stage."""
 PACKED = ("video", "text", "caption", "events", "actions", "latents", "text_states")
 
 
@@ -52,7 +55,7 @@ class FlowStageConfig:
     function: str = ""
     """Your own stage as `module:name`; empty takes the built-in one of this name."""
     workers: int = 1
-    """Workers that run it."""
+    """Workers that run it on this machine; 0 leaves it to others."""
     batch_size: int = 0
     """Clips per call; 0 takes the stage's own."""
     timeout_s: float = 0.0
@@ -62,9 +65,8 @@ class FlowStageConfig:
 
     def __post_init__(self) -> None:
         for name in ("workers", "batch_size", "timeout_s"):
-            if getattr(self, name) < (name == "workers"):
-                least = int(name == "workers")
-                raise ConfigError(f"{name} of a stage is {getattr(self, name)}; use {least} or more.")
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} of a stage is {getattr(self, name)}; use 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class FlowConfig:
     """Lists of clips by name."""
     stages: dict[str, FlowStageConfig] = field(default_factory=dict)
     """Stages by name, in the order in which clips pass them."""
+    feed: bool = True
+    """Whether this machine lists, admits and packs clips; at least one has to."""
     pack: list[str] = field(default_factory=lambda: list(PACKED))
     """Columns that are stored in segments, where a clip has them."""
     segment_size: int = 64
@@ -124,6 +128,21 @@ class FlowConfig:
             )
         if self.lease_s <= 0 or self.retry_delay_s < 0 or self.max_lead < 0:
             raise ConfigError("lease_s must be above 0, and retry_delay_s and max_lead 0 or more.")
+
+    def only(self, parts: Sequence[str]) -> "FlowConfig":
+        """Return the flow for a machine that runs some stages, and lists and packs if `feed` is among them.
+
+        Raises:
+            ConfigError: there is no such stage, or it has no workers.
+        """
+        if unknown := sorted({*parts} - {*self.stages, FEED}):
+            raise ConfigError(f"There is no stage {unknown[0]!r}; use {', '.join([*self.stages, FEED])}.")
+        if idle := [name for name in parts if name != FEED and not self.stages[name].workers]:
+            raise ConfigError(f"stages.{idle[0]}.workers is 0; use 1 or more where the stage is to run.")
+        stages = {
+            name: stage if name in parts else replace(stage, workers=0) for name, stage in self.stages.items()
+        }
+        return replace(self, stages=stages, feed=FEED in parts)
 
     def place(self, name: str) -> str:
         """Return where a part is: the address of the setting `catalog`, `buffer` or `log`."""

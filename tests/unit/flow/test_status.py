@@ -141,6 +141,13 @@ def test_reasons_that_differ_in_values_are_one() -> None:
     assert general(first) == general(second) == "… is # s long"
 
 
+def test_reasons_keep_hosts_and_the_codes_of_their_answers() -> None:
+    assert general("videos.example answered HTTP 403") == "videos.example answered HTTP 403"
+    assert general("127.0.0.1 answered HTTP 404") == "127.0.0.1 answered HTTP 404"
+    assert general("http://host:80/a/1.mp4 is 12 s long") == general("http://host:80/b is 3.5 s long")
+    assert "http://host:80/" in general("http://host:80/a/1.mp4 is 12 s long").replace("#", "80")
+
+
 def test_the_commands_show_status_and_reasons(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flow", "status", path]) == 0
     out = capsys.readouterr().out.splitlines()

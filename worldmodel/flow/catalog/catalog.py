@@ -24,13 +24,14 @@ from worldmodel.flow.catalog.schema import (
     band,
     clip,
     identity,
+    lease,
     listing,
     open_schema,
     outcome,
     segment,
     tally,
 )
-from worldmodel.leases import now
+from worldmodel.leases import Lease, now
 
 ROWS = 500
 """Rows per statement: databases limit the number of values."""
@@ -61,6 +62,10 @@ class Catalog(Columns):
         open_schema(self.engine, create)
         self.chain = chain.of_flow(self._identity() or self._identify(uuid.uuid4().hex))
         self.owner = owner or new_owner()
+
+    def lease(self, stage: str, lease_s: float) -> Lease:
+        """Return the lease of the worker that opened the catalog, for a stage or `pack`."""
+        return Lease(lease, lease_s, self.owner, stage=stage, host=socket.gethostname())
 
     def close(self) -> None:
         """Close the connections."""
@@ -207,6 +212,15 @@ class Catalog(Columns):
         if up_to is not None:
             query = query.where(sa.not_(_after(up_to)))
         return db.execute(query).scalar_one()
+
+    @reads
+    def all_packed(self, db: Connection, sources: Sequence[str]) -> bool:
+        """Return whether all clips of some sources are listed, and none waits for a stage or a segment."""
+        query = sa.select(listing.c.source).where(listing.c.source.in_(sources), listing.c.finished == 1)
+        if {*db.execute(query).scalars()} != {*sources}:
+            return False
+        waits = sa.select(clip.c.id).where(clip.c.state.in_(self.chain.names)).limit(1)
+        return db.execute(waits).first() is None
 
     @writes
     def admit(self, db: Connection, ordinal: int) -> None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from worldmodel.config.flow import FlowConfig, FlowStageConfig
+from worldmodel.config.flow import FEED, FlowConfig, FlowStageConfig
 from worldmodel.errors import ConfigError
 from worldmodel.flow.stages import find_stage
 from worldmodel.flow.stages.base import Stage
@@ -64,7 +64,7 @@ class Chain:
             raise ConfigError("stages is empty; name at least one, for example {fetch: {}}.")
         links: list[Link] = []
         for name, settings in config.stages.items():
-            if name in (PACK, LISTED, *ENDED):
+            if name in (FEED, PACK, LISTED, *ENDED):
                 raise ConfigError(f"A stage cannot have the name {name!r}; choose another.")
             stage = _configured(name, settings)
             if stage.expands and any(link.stage.expands for link in links):

@@ -20,8 +20,8 @@ from sqlalchemy import Connection
 from worldmodel.database import reads, writes
 from worldmodel.flow.catalog.catalog import Catalog
 from worldmodel.flow.catalog.records import Claim
-from worldmodel.flow.catalog.schema import clip, identity, lease
-from worldmodel.leases import CLOCK_STEP_S, Lease, now
+from worldmodel.flow.catalog.schema import clip, identity
+from worldmodel.leases import CLOCK_STEP_S, now
 
 POLL_S = (0.02, 0.5)
 """Shortest and longest pause between two looks for clips."""
@@ -38,7 +38,7 @@ class Claims:
 
     def __init__(self, catalog: Catalog, stage: str, lease_s: float) -> None:
         self.catalog, self.engine, self.stage = catalog, catalog.engine, stage
-        self.lease = Lease(lease, lease_s, catalog.owner)
+        self.lease = catalog.lease(stage, lease_s)
 
     def kept(self) -> AbstractContextManager[None]:
         """Hold the lease while the block runs; afterwards others may claim at once what is left."""

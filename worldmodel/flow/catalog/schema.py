@@ -24,7 +24,7 @@ from worldmodel.database import lock_schema, shown, transaction
 from worldmodel.flow.errors import FlowError
 from worldmodel.leases import lease_columns
 
-VERSION = 1
+VERSION = 2
 """Of the schema; it rises whenever a table changes. A catalog of another version is refused."""
 
 metadata = MetaData()
@@ -149,7 +149,13 @@ run = Table(
     Column("error", Text),  # of one that has failed
 )
 
-lease = Table("lease", metadata, *lease_columns())
+lease = Table(
+    "lease",
+    metadata,
+    *lease_columns(),
+    Column("stage", String(64)),  # what the worker runs, or `pack` if it feeds; none of runs
+    Column("host", String(255)),
+)
 """Of workers, whose clips name them, and of runs."""
 
 version = Table(

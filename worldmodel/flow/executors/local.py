@@ -8,14 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from signal import SIGTERM
 
 from worldmodel import signals
-from worldmodel.config.flow import FlowConfig
+from worldmodel.config.flow import FEED, FlowConfig
 from worldmodel.errors import WorldModelError
 from worldmodel.flow.errors import FlowError
-from worldmodel.flow.executors.workers import Health, ThreadWorker, supervise
+from worldmodel.flow.executors.workers import Health, ThreadWorker, Worker, supervise
 from worldmodel.flow.work.loops import BUSY, run_role
 from worldmodel.processes import Child, ChildError, Connection
 
@@ -28,8 +27,13 @@ ENDED = "ended"
 
 def run(config: FlowConfig, watch: Callable[[], None], stop: threading.Event) -> None:
     """Run a flow; see `supervise`."""
-    kind = ThreadWorker if config.executor == "threads" else ProcessWorker
-    supervise(config, partial(kind, config), watch, stop)
+
+    def start(health: Health) -> Worker:
+        waits = health.role == FEED and not config.feed  # for other machines, which takes no process
+        in_thread = waits or config.executor == "threads"
+        return ThreadWorker(config, health) if in_thread else ProcessWorker(config, health)
+
+    supervise(config, start, watch, stop)
 
 
 class ProcessWorker:

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from worldmodel.config import build, to_dict
-from worldmodel.config.flow import FlowConfig
+from worldmodel.config.flow import FEED, FlowConfig
 from worldmodel.database import connect, transaction
 from worldmodel.errors import ConfigError, WorldModelError, pip_install
 from worldmodel.flow.catalog.catalog import new_owner
@@ -25,7 +25,7 @@ from worldmodel.flow.catalog.chain import Chain
 from worldmodel.flow.catalog.schema import lease
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.executors.workers import Health, ThreadWorker, Worker, supervise
-from worldmodel.flow.work.loops import FEED, IDLE, ends_hanging, run_stage
+from worldmodel.flow.work.loops import IDLE, ends_hanging, run_stage
 from worldmodel.leases import Lease
 
 try:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from worldmodel.config.flow import FlowConfig
+from worldmodel.config.flow import FEED, FlowConfig
 from worldmodel.flow.catalog.chain import Chain
 from worldmodel.flow.errors import StageError
-from worldmodel.flow.work.loops import BUSY, FEED, run_role
+from worldmodel.flow.work.loops import BUSY, run_role
 
 MAX_DEATHS = 5
 """Workers of a stage that may end or hang in a row, without a batch in between, before the run fails."""
@@ -81,6 +81,8 @@ def supervise(
     config: FlowConfig, start: Callable[[Health], Worker], watch: Callable[[], None], stop: threading.Event
 ) -> None:
     """Run the workers of a flow until all clips of its sources are packed, or until told to stop.
+
+    On a machine that does not feed the worker of the role `FEED` waits until others have packed all.
 
     Args:
         config: the flow.

@@ -18,6 +18,7 @@ STAGE_METRICS = {
     "clips_waiting": ("waiting", "Clips that wait for the stage or are worked on."),
     "clips_per_second": ("rate", "Clips finished per second over the last minute."),
     "oldest_clip_age_seconds": ("oldest_s", "Time since the oldest waiting clip was listed."),
+    "workers": ("workers", "Workers that are alive."),
     "worker_seconds": ("worker_s", "Time that workers of the stage have spent."),
     "remaining_seconds": ("end_s", "Time to finish the clips in flight; absent while it is unknown."),
 }

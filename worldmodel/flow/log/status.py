@@ -3,6 +3,7 @@
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from worldmodel.leases import is_live
 
 WINDOW_S = 60.0
 """Rates are measured over the last minute."""
+NUMBERS = re.compile(r"(HTTP \d{3}\b|\d+(?:\.\d+){3})|\d+(?:\.\d+)?")
+"""Codes of HTTP and IP addresses, which are kept, and other numbers."""
 NEWEST = 10_000
 """Verdicts of a stage that are counted by their reason: the newest."""
 
@@ -43,6 +46,13 @@ class StageStatus:
     """Age of the oldest clip that waits, in seconds since it was listed."""
     end_s: float | None
     """Seconds until it has worked on all clips in flight at this rate; None if nothing moves."""
+    machines: Mapping[str, int]
+    """Workers that are alive, by the name of their machine; of `pack`, those that list and pack."""
+
+    @property
+    def workers(self) -> int:
+        """Workers that are alive."""
+        return sum(self.machines.values())
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,7 @@ class StatusReader:
         runs = db.execute(sa.select(run).order_by(run.c.started_at.desc())).all()
         window_s = min(WINDOW_S, max(1.0, now - runs[0].started_at)) if runs else WINDOW_S
         waiting = self._waiting(db, now)
+        machines = self._machines(db)
         stages, remaining = [], 0
         for name, key in [*((link.name, link.key) for link in chain.links), (PACK, chain.key)]:
             sums = self._sums(db, name, key)
@@ -114,7 +125,7 @@ class StatusReader:
             remaining += count
             rate = self._finished(db, name, key, now - window_s) / window_s
             end_s = 0.0 if not remaining else remaining / rate if rate else None
-            moving = {"rate": rate, "oldest_s": oldest_s, "end_s": end_s}
+            moving = {"rate": rate, "oldest_s": oldest_s, "end_s": end_s, "machines": machines.get(name, {})}
             stages.append(StageStatus(name, waiting=count, **moving, **sums))
         segments = db.execute(
             sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(segment.c.num_clips), 0)).where(
@@ -164,6 +175,15 @@ class StatusReader:
         )
         return {state: (count, max(0.0, now - oldest)) for state, count, oldest in db.execute(query)}
 
+    def _machines(self, db: Connection) -> dict[str, dict[str, int]]:
+        """Return how many workers of each stage are alive on each machine."""
+        query = sa.select(lease.c.stage, lease.c.host, sa.func.count()).where(is_live(db, lease))
+        query = query.where(lease.c.stage.is_not(None)).group_by(lease.c.stage, lease.c.host)
+        machines: dict[str, dict[str, int]] = {}
+        for stage, host, count in db.execute(query.order_by(lease.c.host)):
+            machines.setdefault(stage, {})[host] = count
+        return machines
+
     @reads
     def verdicts(self, db: Connection, stage: str, num_examples: int = 3) -> list[Verdict]:
         """Return why a stage has dropped clips, or why they are dead letters, the most frequent first.
@@ -206,5 +226,10 @@ class StatusReader:
 
 
 def general(reason: str) -> str:
-    """Return a reason without its numbers and quoted values, to count it with others like it."""
-    return re.sub(r"\d+(\.\d+)?", "#", re.sub(r"'[^']*'|https?://\S+", "…", reason))
+    """Return a reason without numbers, quoted values and paths, to count it with others like it.
+
+    Hosts and the codes of their answers stay: one that refuses all its files is another matter than some
+    files that are missing.
+    """
+    reason = re.sub(r"'[^']*'", "…", re.sub(r"(https?://[^/\s']+)[^\s']*", r"\1/…", reason))
+    return NUMBERS.sub(lambda found: found[1] or "#", reason)

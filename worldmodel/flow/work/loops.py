@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Literal
 
-from worldmodel.config.flow import FlowConfig
+from worldmodel.config.flow import FEED, FlowConfig
 from worldmodel.flow.catalog.catalog import Catalog
-from worldmodel.flow.catalog.chain import Chain
+from worldmodel.flow.catalog.chain import PACK, Chain
 from worldmodel.flow.catalog.claims import Claims
 from worldmodel.flow.catalog.records import Claim
 from worldmodel.flow.log.pack import Packer
@@ -21,13 +21,13 @@ from worldmodel.flow.work.feeder import Feeder
 from worldmodel.flow.work.topics import Topic, open_topics
 from worldmodel.flow.work.work import Work
 
-FEED = "feed"
-"""Role of the worker that lists, admits and packs clips."""
 BUSY, IDLE = "busy", "idle"
 IDLE_S = 0.05
 """Pause of a worker that feeds and has nothing to do."""
 WAIT_S = 0.5
 """How long a worker waits for clips before it looks whether it is to stop."""
+PACKED_S = 1.0
+"""How often a machine that does not feed looks whether all clips are packed."""
 LOOK_S = 5.0
 """How often a worker with a topic looks into the catalog, for clips that the topic lost, whose workers died,
 or whose next attempt is due."""
@@ -35,9 +35,11 @@ Report = Callable[[Literal["busy", "idle"]], None]
 
 
 def run_role(config: FlowConfig, role: str, stop: threading.Event, report: Report) -> None:
-    """Run the worker of a stage, or the one that feeds and packs."""
-    if role == FEED:
+    """Run the worker of a stage, or the one that feeds and packs, or waits until others have."""
+    if role == FEED and config.feed:
         run_feed(config, stop, report)
+    elif role == FEED:
+        wait_packed(config, stop)
     else:
         run_stage(config, role, stop, report)
 
@@ -175,17 +177,29 @@ def run_feed(config: FlowConfig, stop: threading.Event, report: Report) -> None:
     catalog = Catalog(config.place("catalog"), Chain.of(config))
     feeder, packer = Feeder(config, catalog), Packer(config, catalog)
     try:
-        while not stop.is_set():
-            report(BUSY)
-            fed = feeder.feed()
-            sealed = packer.seal_next(feeder.all_listed)
-            report(IDLE)
-            if fed or sealed:
-                continue
-            if feeder.all_listed and not catalog.in_flight():
-                packer.finish()
-                return
-            stop.wait(IDLE_S)
+        with catalog.lease(PACK, config.lease_s).kept(catalog.engine):
+            while not stop.is_set():
+                report(BUSY)
+                fed = feeder.feed()
+                sealed = packer.seal_next(feeder.all_listed)
+                report(IDLE)
+                if fed or sealed:
+                    continue
+                if feeder.all_listed and not catalog.in_flight():
+                    packer.finish()
+                    return
+                stop.wait(IDLE_S)
     finally:
         feeder.close()
         catalog.close()
+
+
+def wait_packed(config: FlowConfig, stop: threading.Event) -> None:
+    """Wait until other machines have listed and packed all clips, or until told to stop.
+
+    Raises:
+        WorldModelError: the catalog cannot be used.
+    """
+    with closing(Catalog(config.place("catalog"), Chain.of(config))) as catalog:
+        while not catalog.all_packed(list(config.sources)) and not stop.wait(PACKED_S):
+            pass

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
 from worldmodel.config import build, to_dict
-from worldmodel.config.flow import FlowConfig
+from worldmodel.config.flow import FEED, FlowConfig
 from worldmodel.errors import ConfigError, WorldModelError, pip_install
 from worldmodel.flow.catalog.catalog import new_owner
 from worldmodel.flow.errors import FlowError
 from worldmodel.flow.executors.workers import FEED_TIMEOUT_S, INTERVAL_S, STOP_S, Health, ThreadWorker
-from worldmodel.flow.work.loops import FEED, run_waiting
+from worldmodel.flow.work.loops import run_waiting
 from worldmodel.flow.work.work import Work
 
 try:
@@ -41,7 +41,7 @@ GROUP = "worldmodel flow"
 def _stages(config: str, paths: tuple[str, ...]) -> list[Work]:
     sys.path += [path for path in paths if path not in sys.path]
     flow = build(FlowConfig, json.loads(config))
-    return [Work(flow, name) for name in flow.stages]
+    return [Work(flow, name) for name, stage in flow.stages.items() if stage.workers]
 
 
 def run_task(
@@ -78,7 +78,8 @@ def run(config: FlowConfig, watch: Callable[[], None], stop: threading.Event) ->
         WorldModelError: as a worker.
     """
     session, owned = _session()
-    context, tasks = session.sparkContext, sum(stage.workers for stage in config.stages.values())
+    context = session.sparkContext
+    tasks = max(1, sum(stage.workers for stage in config.stages.values()))  # Spark has no job without one
     paths = tuple(path for path in sys.path if path)
     task = partial(run_task, json.dumps(to_dict(config)), paths, new_owner())
     feeding, jobs = ThreadWorker(config, Health(FEED, FEED_TIMEOUT_S)), Health("of Spark", 0.0)
