@@ -362,6 +362,21 @@ def test_private_addresses_are_never_connected_to(
     assert allowed[0]["video"] == video
 
 
+def test_networks_that_are_trusted_are_permitted_and_no_others(
+    internet: dict[str, list[str]], connected: list[str], video: bytes
+) -> None:
+    internet |= {"meta.test": ["169.254.169.254"], "mapped.test": ["::ffff:127.0.0.1"]}
+    with served() as mirror:
+        mirror.pages = {"/clip": content(video), "/away": status(302, Location="http://meta.test/latest")}
+        elsewhere = [mirror.url("/away"), "http://192.168.1.1/", mirror.url("/clip", "mapped.test")]
+        rows = fetch(mirror.url("/clip"), *elsewhere, allow_private=["127.0.0.0/8", "fd00::/8"])
+        (alone,) = fetch(mirror.url("/clip"), allow_private="127.0.0.1")
+        (other,) = fetch(mirror.url("/clip"), allow_private=["10.0.0.0/8"])
+    assert rows[0]["video"] == alone["video"] == video
+    assert all("not a public address" in row["drop"] for row in [*rows[1:], other])
+    assert {*connected} == {"127.0.0.1"}, "a redirect of the mirror leads nowhere else"
+
+
 def test_a_name_that_resolves_differently_the_next_time_gains_nothing(
     internet: dict[str, list[str]], video: bytes
 ) -> None:
@@ -430,6 +445,9 @@ def test_settings_are_checked() -> None:
         Fetch.make(formats=["flv"])
     with pytest.raises(ConfigError, match="-1"):
         Fetch.make(max_bytes=-1)
+    for networks in (["10.0.0.0/8", "10.1.2.3/16"], ["internal"], "yes"):
+        with pytest.raises(ConfigError, match="allow_private"):
+            Fetch.make(allow_private=networks)
     with pytest.raises(ConfigError, match="maybe"):
         Fetch.make(robots="maybe")
     with pytest.raises(ConfigError, match="fetsch"):

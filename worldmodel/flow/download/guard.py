@@ -10,15 +10,18 @@ used: they would connect to hosts unchecked.
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import httpcore
 
+from worldmodel.errors import ConfigError
 from worldmodel.flow.download.address import DownloadError
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+EVERYWHERE = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -39,6 +42,27 @@ def is_public(address: IPAddress) -> bool:
     return address.is_global and not address.is_multicast
 
 
+def networks_of(allow_private: bool | Sequence[str]) -> tuple[Network, ...]:
+    """Return the networks that may be connected to beside the public internet.
+
+    Args:
+        allow_private: whether all are, or which ones, such as 10.1.0.0/16 or a single address.
+
+    Raises:
+        ConfigError: one is not a network.
+    """
+    if isinstance(allow_private, bool):
+        return EVERYWHERE if allow_private else ()
+    if isinstance(allow_private, str):
+        allow_private = [allow_private]
+    try:
+        return tuple(map(ipaddress.ip_network, allow_private))
+    except ValueError as error:
+        raise ConfigError(
+            f"allow_private has {error}; use true, false, or a list of networks such as 10.1.0.0/16."
+        ) from None
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """Return the IP addresses of a host, in the order in which the system would try them.
 
@@ -50,11 +74,22 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Opens connections of httpcore, and refuses those to addresses that are not public."""
+    """Opens connections of httpcore, and refuses those to addresses that are not public.
 
-    def __init__(self, allow_private: bool) -> None:
-        self.allow_private = allow_private
+    Args:
+        allow_private: whether private ones are permitted as well, or the networks whose are.
+
+    Raises:
+        ConfigError: one is not a network.
+    """
+
+    def __init__(self, allow_private: bool | Sequence[str]) -> None:
+        self.networks = networks_of(allow_private)
         self.backend: Any = httpcore.AnyIOBackend()
+
+    def permits(self, address: IPAddress) -> bool:
+        """Return whether an IP address may be connected to."""
+        return is_public(address) or any(address in network for network in self.networks)
 
     async def connect_tcp(
         self,
@@ -77,11 +112,11 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectTimeout(f"{host} was not resolved in time") from None
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved ({error})") from None
-        permitted = [ip for ip in found if self.allow_private or is_public(ipaddress.ip_address(ip))]
+        permitted = [ip for ip in found if self.permits(ipaddress.ip_address(ip))]
         if not permitted:
             raise DownloadError(
-                f"{host} is at {', '.join(found)}, which is not a public address; set allow_private if its "
-                "network is trusted"
+                f"{host} is at {', '.join(found)}, which is not a public address; add its network to "
+                "allow_private if it is trusted"
             )
         for number, ip in enumerate(permitted, start=1):
             try:  # an IP address is not resolved again

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -59,13 +59,18 @@ class Client:
     Args:
         user_agent: name, and after a slash a version and an address for questions; rules of robots.txt name
             its first part.
-        allow_private: whether hosts of private networks and of this machine may be connected to.
+        allow_private: as of `GuardedBackend`.
         robots: whether robots.txt and the directives `noai` and `noimageai` are respected.
         per_host: connections to one host at a time.
     """
 
     def __init__(
-        self, limits: DownloadLimits, user_agent: str, allow_private: bool, robots: bool, per_host: int
+        self,
+        limits: DownloadLimits,
+        user_agent: str,
+        allow_private: bool | Sequence[str],
+        robots: bool,
+        per_host: int,
     ) -> None:
         self.limits, self.per_host = limits, per_host
         self.headers = {"User-Agent": user_agent, "Accept": "*/*", "Accept-Encoding": "identity"}

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from worldmodel.errors import ConfigError
 from worldmodel.flow.download.address import HTTP, DownloadError, parse_address
+from worldmodel.flow.download.guard import networks_of
 from worldmodel.flow.download.http import Client, Download, DownloadLimits
 from worldmodel.flow.download.storage import read_storage
 from worldmodel.flow.errors import FlowError
@@ -66,7 +67,8 @@ class Fetch:
         formats: names of accepted formats; None: all of `MEDIA_TYPES`.
         max_bytes: larger files are dropped, as soon as this is known.
         root: folder of local files; None: addresses of local files are refused.
-        allow_private: whether addresses in private networks and on this machine may be fetched.
+        allow_private: whether addresses in private networks and on this machine may be fetched; a list
+            permits those of some networks: [10.1.0.0/16].
         robots: whether robots.txt and `X-Robots-Tag: noai` are respected.
         user_agent: the User-Agent header; rules of robots.txt are matched with the part before its slash.
         concurrency: files that are fetched at the same time.
@@ -87,7 +89,7 @@ class Fetch:
         formats: Sequence[str] | None = None,
         max_bytes: int = 200 * 2**20,
         root: str | None = None,
-        allow_private: bool = False,
+        allow_private: bool | Sequence[str] = False,
         robots: Literal["respect", "ignore"] = "respect",
         user_agent: str = USER_AGENT,
         concurrency: int = 16,
@@ -112,6 +114,7 @@ class Fetch:
         self.root, self.concurrency, self.storage_options = root, concurrency, storage_options or {}
         self.limits = DownloadLimits(max_bytes, timeout_s, read_timeout_s, max_redirects, max_resumes)
         self.robots, self.user_agent = robots, user_agent
+        networks_of(allow_private)  # or it is an error now
         self.allow_private, self.per_host = allow_private, per_host
         self.loop = asyncio.new_event_loop()  # runs between batches, too: connections are kept
         threading.Thread(target=_run, args=[self.loop], name="fetch", daemon=True).start()
