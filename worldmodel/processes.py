@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -29,6 +29,8 @@ from worldmodel.errors import WorldModelError
 HEADER = struct.Struct("<4sI")
 """Before each message: a constant, and the number of sizes that follow it, of 8 bytes each."""
 MAGIC = b"wmm1"
+ORPHAN_S = 35.0
+"""Time limit for a program whose parent has ended: torchrun gives its processes 30 s after SIGTERM."""
 EXIT_S = 10.0
 """Time limit for a child that has closed its connection to exit and free its memory."""
 
@@ -237,6 +239,24 @@ def end(process: "subprocess.Popen[Any]", timeout_s: float = 0.0) -> None:
             process.wait(timeout_s)
     process.kill()  # does nothing to one that has been waited for
     process.wait()
+
+
+def run_main(parent: Connection, target: str, arguments: Sequence[str]) -> None:
+    """Run the `main` of a program in a child, as `module:function`, which gets the arguments.
+
+    It stays a program that SIGTERM asks to stop, for example to write a checkpoint first. Its parent's end
+    does so, too, and a while later ends it.
+    """
+
+    def end_later() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_S)
+        os._exit(1)
+
+    parent.on_close = end_later
+    module, _, name = target.partition(":")
+    sys.argv = [module, *arguments]
+    sys.exit(getattr(importlib.import_module(module), name)(list(arguments)))
 
 
 class _Raised:

@@ -3,9 +3,11 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 
+from worldmodel import signals
 from worldmodel.errors import ConfigError
 from worldmodel.processes import Child, Connection
 
@@ -92,3 +94,21 @@ def busy(parent: Connection) -> None:
 
 def variables(parent: Connection, *names: str) -> None:
     parent.send([os.environ.get(name) for name in names])
+
+
+def program(arguments: list[str]) -> int:
+    """Be the `main` of a program that waits for SIGTERM, and writes into a file how far it is."""
+    path, code = Path(arguments[0]), int(arguments[1])
+    with signals.recorded() as received:
+        path.write_text("ready")
+        while not received:
+            time.sleep(0.01)
+    path.write_text(f"stopped by {signal.Signals(received[0]).name}")
+    return code
+
+
+def start_program(parent: Connection, path: str) -> None:
+    """Be the parent of a program, and send its number; be killed meanwhile."""
+    child = Child("worldmodel.processes:run_main", "children:program", [path, "3"])
+    parent.send(child.pid)
+    parent.receive()

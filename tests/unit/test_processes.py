@@ -212,3 +212,28 @@ def test_the_environment_is_extended(start: Start, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KEPT", "1")
     child = start("variables", "KEPT", "ADDED", environment={"ADDED": "2"})
     assert child.receive(30) == ["1", "2"]
+
+
+def await_text(path: Path, text: str, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists() or path.read_text() != text:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.02)
+
+
+def test_a_program_keeps_its_exit_code_and_is_asked_to_stop(tmp_path: Path) -> None:
+    child = Child("worldmodel.processes:run_main", "children:program", [str(tmp_path / "state"), "3"])
+    await_text(tmp_path / "state", "ready")
+    child.process.terminate()
+    assert child.process.wait(30) == 3
+    assert (tmp_path / "state").read_text() == "stopped by SIGTERM"
+    child.close()
+
+
+def test_a_program_stops_when_its_parent_is_killed(start: Start, tmp_path: Path) -> None:
+    parent = start("start_program", str(tmp_path / "state"))
+    pid = parent.receive(30)
+    await_text(tmp_path / "state", "ready")
+    os.kill(parent.pid, signal.SIGKILL)
+    await_end(pid)
+    assert (tmp_path / "state").read_text() == "stopped by SIGTERM"

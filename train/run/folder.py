@@ -20,8 +20,10 @@ from worldmodel.parallel.mesh import Mesh
 from worldmodel.train.trainer import Progress
 
 CONFIG, LOCK = "config.json", ".lock"
-LOCK_WAIT_S = 3.0
-"""Longest wait for a run that is just ending."""
+LOCK_WAIT_S = 40.0
+"""Longest wait for a run that is just ending: it may end its step and write a checkpoint first."""
+SHORT_WAIT_S = 3.0
+"""Time after which the wait is announced."""
 KEPT_WITHIN = ("objective", "batch_size", "optimizer")
 """Settings of a stage that its checkpoints belong to; whether it averages weights is one, too."""
 FREE = {"microbatch_size": 0}
@@ -45,7 +47,11 @@ def locked(run: Path, mesh: Mesh, hang_timeout_s: float) -> Iterator[None]:
     def acquire() -> None:
         try:
             run.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            try:
+                lock.acquire(timeout=min(SHORT_WAIT_S, lock.timeout))
+            except Timeout:
+                print(f"waiting up to {lock.timeout:g} s for the run that uses {run}", flush=True)
+                lock.acquire()
         except Timeout:
             raise OutputError(
                 f"run_dir {str(run)!r} is in use by another run; wait for its end, or choose another run_dir."

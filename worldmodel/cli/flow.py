@@ -61,7 +61,9 @@ def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[s
     from worldmodel.flow.work import run
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    train = run.train_command(config, parsed.train, parsed.processes, train_overrides) if parsed.train else []
+    train = None
+    if parsed.train:
+        train = run.train_program(config, parsed.train, parsed.processes, train_overrides)
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
         stack.enter_context(run.stopped_by_signals(stop))

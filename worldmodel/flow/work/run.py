@@ -2,8 +2,6 @@
 
 import logging
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,15 +18,19 @@ from worldmodel.flow.catalog.chain import Chain
 from worldmodel.flow.catalog.runs import RUN_LIVES_S
 from worldmodel.flow.log.log import current_key
 from worldmodel.flow.storage import Storage
+from worldmodel.processes import Child, run_main
 
 log = logging.getLogger(__name__)
 Watch = Callable[[], None]
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+Program = tuple[str, list[str]]
+"""The `main` of a program as `module:function`, and its arguments."""
 
 
 def run_flow(
     config: FlowConfig,
     watch: Watch = lambda: None,
-    train: Sequence[str] = (),
+    train: Program | None = None,
     stop: threading.Event | None = None,
 ) -> int:
     """Run a flow until all clips of its sources are packed; return the exit code of the training.
@@ -38,7 +40,8 @@ def run_flow(
     Args:
         config: the flow.
         watch: called several times a second, for example to show the state.
-        train: command of a training that runs beside the stages. The flow ends when it ends.
+        train: a training that runs beside the stages. The flow ends when it ends, and it ends with the flow,
+            also with one that is killed.
         stop: ends the run when set; batches in progress are finished.
 
     Raises:
@@ -53,7 +56,7 @@ def run_flow(
     catalog = Catalog(config.place("catalog"), chain)
     run = catalog.begin()
     log_folder = Storage(config.place("log"))
-    trainer: subprocess.Popen[bytes] | None = None
+    trainer: Child | None = None
     seen, error = time.monotonic(), None
 
     def watch_all() -> None:
@@ -62,8 +65,9 @@ def run_flow(
             catalog.beat(run)
             seen = time.monotonic()
         if train and trainer is None and current_key(log_folder) == chain.key:  # it waits for segments itself
-            trainer = subprocess.Popen(train)  # noqa: S603 -- the caller's command
-        if trainer is not None and trainer.poll() is not None:
+            # What it prints appears at once, also in a file.
+            trainer = Child(f"{run_main.__module__}:{run_main.__name__}", *train, environment=UNBUFFERED)
+        if trainer is not None and not trainer.alive:
             stop.set()
         watch()
 
@@ -73,23 +77,25 @@ def run_flow(
             execute = import_object(execute)
         execute(config, watch_all, stop)
         watch_all()
-        while trainer is not None and trainer.poll() is None and not stop.is_set():
+        while trainer is not None and trainer.alive and not stop.is_set():
             watch_all()
             stop.wait(0.2)
     except WorldModelError as failure:
         error = str(failure)
         raise
     finally:
-        if trainer is not None and trainer.poll() is None:
-            trainer.send_signal(signal.SIGTERM)  # it writes a checkpoint
-        code = trainer.wait() if trainer is not None else 0
+        code = 0
+        if trainer is not None:
+            trainer.process.terminate()  # it writes a checkpoint
+            code = trainer.process.wait()
+            trainer.close()
         catalog.end(run, error)
         catalog.close()
     return code
 
 
-def train_command(config: FlowConfig, train: str, processes: int, overrides: Sequence[str]) -> list[str]:
-    """Return the command that trains on the log of a flow: with torchrun, if there are several processes.
+def train_program(config: FlowConfig, train: str, processes: int, overrides: Sequence[str]) -> Program:
+    """Return the program that trains on the log of a flow: torchrun, if there are several processes.
 
     Args:
         config: the flow.
@@ -105,12 +111,13 @@ def train_command(config: FlowConfig, train: str, processes: int, overrides: Seq
     if not names:
         raise ConfigError(f"{train} does not train on a flow; add data.sources.NAME: {{kind: flow}}.")
     paths = [f"data.sources.{name}.path={config.place('log')}" for name in names]
-    python = [sys.executable, "-P"]  # never a folder worldmodel/ where it is run, such as a clone's
-    command = [*python, "-u", "-m", "worldmodel", "train", train, *overrides, *paths]
+    arguments = ["train", train, *overrides, *paths]
     if processes == 1:
-        return command
-    torchrun = [*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [*torchrun, "--no-python", *command]
+        return "worldmodel.cli:main", arguments
+    # -P: never a folder worldmodel/ where it is run, such as a clone's
+    python = ["--no-python", sys.executable, "-P", "-m", "worldmodel"]
+    options = ["--standalone", "--nproc-per-node", str(processes)]
+    return "torch.distributed.run:main", [*options, *python, *arguments]
 
 
 @contextmanager
