@@ -17,7 +17,7 @@ from worldmodel.errors import InputError
 if TYPE_CHECKING:
     from worldmodel.flow.catalog.catalog import Catalog
 
-COMMANDS = ("run", "work", "status", "retry", "export", "compact", "prune")
+COMMANDS = ("run", "work", "status", "retry", "backfill", "export", "compact", "prune")
 
 
 def main(argv: list[str]) -> None:
@@ -33,7 +33,9 @@ def main(argv: list[str]) -> None:
     config = configs.load(parsed.config, parsed.overrides, FlowConfig)
     if parsed.stages and parsed.what != "work":
         raise InputError(f"--stages is of `flow work`, not of `flow {parsed.what}`.")
-    if parsed.what == "run":
+    if parsed.what == "run" and parsed.dry_run:
+        _plan(config)
+    elif parsed.what == "run":
         _run(config, parsed, train_overrides)
     elif parsed.what == "work":
         parts = [name.strip() for name in parsed.stages.split(",") if name.strip()]
@@ -47,12 +49,14 @@ def main(argv: list[str]) -> None:
         _status(config, parsed)
     elif parsed.what == "retry":
         _retry(config, parsed.stage)
+    elif parsed.what == "backfill":
+        _backfill(config, parsed)
     elif parsed.what == "export":
         _export(config, parsed.out)
     elif parsed.what == "compact":
         _compact(config)
     else:
-        _prune(config, parsed.delete)
+        _prune(config, parsed.delete, parsed.older_than)
 
 
 def _run(config: FlowConfig, parsed: argparse.Namespace, train_overrides: list[str]) -> None:
@@ -109,6 +113,44 @@ def _retry(config: FlowConfig, stage: str) -> None:
     print(f"{count} clips are tried again by the next `worldmodel flow run`")
 
 
+def _plan(config: FlowConfig) -> None:
+    from worldmodel.flow.catalog.again import Planner
+
+    with _catalog(config) as catalog:
+        for stage in Planner(catalog).stages():
+            print(f"{stage.name}: {stage.num_kept} results are kept, at most {stage.num_open} clips are open")
+        for name in config.sources:
+            print(f"{name}: {catalog.listed(name).rows} rows are listed, and further ones would follow")
+    print("nothing was changed")
+
+
+def _backfill(config: FlowConfig, parsed: argparse.Namespace) -> None:
+    from worldmodel.flow.catalog.again import Planner
+
+    first, _, last = parsed.range.partition(":")
+    if not parsed.stage or not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise InputError(
+            "Name a stage, and a range of the column `ordinal` of an export to clips.parquet: "
+            "worldmodel flow backfill CONFIG --stage NAME --range 100:200."
+        )
+    with _catalog(config) as catalog:
+        planner = Planner(catalog)
+        names = ", ".join(link.name for link in planner.readers(parsed.stage))
+        if parsed.dry_run:
+            found = planner.within(int(first), int(last))
+        else:
+            found = planner.forget(parsed.stage, int(first), int(last))
+    print(
+        f"{found.num_open} clips pass {names} again"
+        + (" in a run without --dry-run" if parsed.dry_run else "")
+    )
+    if found.num_packed:
+        print(
+            f"{found.num_packed} are in segments, which never change; another version or setting of "
+            f"{parsed.stage} begins a new log"
+        )
+
+
 def _export(config: FlowConfig, out: str) -> None:
     from worldmodel.flow.log.export import TABLE, export_clips, export_log
 
@@ -128,20 +170,25 @@ def _compact(config: FlowConfig) -> None:
     print(f"{freed / 2**20:.1f} MiB of unused results removed")
 
 
-def _prune(config: FlowConfig, delete: bool) -> None:
+def _prune(config: FlowConfig, delete: bool, days: float) -> None:
     from worldmodel.flow.buffer import open_buffer
     from worldmodel.flow.catalog.prune import Pruner
 
     with _catalog(config) as catalog:
         pruner = Pruner(catalog, open_buffer(config.place("buffer")))
-        former = pruner.former()
+        former, age_s = pruner.former(), days * 24 * 3600.0
+        ended = pruner.ended(age_s) if days > 0 else []
         for each in former:
             size = f"{each.num_bytes / 2**20:.1f} MiB"
             print(f"{each.stage} {each.key}: {each.num_results} results, {size}")
         if delete and former:
             print(f"removed; the buffer shrank by {pruner.remove(former) / 2**20:.1f} MiB")
-    if not former:
-        print("there are no results of former stages")
+        for each in ended:
+            print(f"{each.stage} {each.key}: {each.num_results} results of clips that have ended")
+        if delete and ended:
+            print(f"removed; the buffer shrank by {pruner.remove_ended(age_s) / 2**20:.1f} MiB")
+    if not former and not ended:
+        print("there is nothing to remove")
     elif not delete:
         print("nothing is removed yet: add --delete")
 
@@ -166,10 +213,12 @@ def _parser() -> Parser:
         "work: do a part of it on this machine: the stages of --stages, list and pack (feed), or --train.\n"
         "status: show where every stage stands, and why clips were dropped.\n"
         "retry: try dead letters again.\n"
+        "backfill: let a stage, and those that read it, work again on clips of a range that are not packed.\n"
         "export: write the packed clips to the folder OUT, as tar shards and a table; or all clips\n"
         "and their verdicts to OUT.parquet.\n"
         "compact: remove results in the buffer that nothing needs.\n"
-        "prune: list the results of former versions and settings of stages; with --delete, remove them.",
+        "prune: list the results of former versions and settings of stages, and with --older-than old files\n"
+        "of clips that have ended; with --delete, remove them.",
         "worldmodel flow run web.yaml\n"
         "  worldmodel flow run web.yaml --train train.yaml -- stages.joint.steps=1000\n"
         "  worldmodel flow work web.yaml --stages feed,fetch,probe\n"
@@ -200,5 +249,18 @@ def _parser() -> Parser:
     parser.add_argument("--watch", action="store_true", help="status: show it until interrupted")
     parser.add_argument("--json", action="store_true", help="status: print JSON")
     parser.add_argument("--delete", action="store_true", help="prune: remove what is listed")
-    option(parser, "--stage", "status: why it dropped clips; retry: only this stage", "", metavar="NAME")
+    option(parser, "--older-than", "prune: also files older than so many days of clips that have ended", 0.0)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run, backfill: only say how much is kept and how much is open"
+    )
+    option(
+        parser,
+        "--stage",
+        "status: why it dropped clips; retry: only this stage; backfill: the stage",
+        "",
+        metavar="NAME",
+    )
+    option(
+        parser, "--range", "backfill: which clips, by the column `ordinal` of the export", "", metavar="N:M"
+    )
     return parser

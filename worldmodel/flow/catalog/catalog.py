@@ -104,32 +104,35 @@ class Catalog(Columns):
 
     def _restate(self, db: Connection, place: Place) -> Place | None:
         """Set the states of the next clips to their first stage without a result; return the last place."""
-        query = (
-            sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.parent)
-            .where(_after(place))
-            .order_by(clip.c.ordinal, clip.c.sub)
-            .limit(ROWS)
-        )
-        rows = db.execute(query).all()
-        self._set_states(db, rows)
+        rows = self.page(db, place)
+        self.restate(db, rows)
         return (rows[-1].ordinal, rows[-1].sub) if rows else None
 
-    def _set_states(self, db: Connection, rows: Sequence[Any]) -> None:
+    def page(self, db: Connection, place: Place) -> Sequence[Any]:
+        """Return id, ordinal, sub and parent of the next clips."""
+        query = sa.select(clip.c.id, clip.c.ordinal, clip.c.sub, clip.c.parent).where(_after(place))
+        return db.execute(query.order_by(clip.c.ordinal, clip.c.sub).limit(ROWS)).all()
+
+    def results(self, db: Connection, rows: Sequence[Any]) -> dict[tuple[str, str, str], Any]:
+        """Return the results of clips and of their wholes, given their ids, by clip, stage and key."""
+        return self._results(db, [*(row.id for row in rows), *(row.parent for row in rows if row.parent)])
+
+    def restate(self, db: Connection, rows: Sequence[Any]) -> None:
         """Set the states of clips, given their ids and the ids of their wholes, by their results."""
-        known = self._results(db, [*(row.id for row in rows), *(row.parent for row in rows if row.parent)])
+        known = self.results(db, rows)
         states: dict[str, list[str]] = {}
         for row in rows:
-            states.setdefault(self._state(row.id, row.parent, known), []).append(row.id)
+            states.setdefault(self.state_of(row.id, row.parent, known), []).append(row.id)
         for state, ids in states.items():
             changed = sa.update(clip).where(clip.c.id.in_(ids), clip.c.state != state)
             db.execute(changed.values(_moved(state)))
 
-    def _state(self, name: str, parent: str | None, known: Mapping[tuple[str, str, str], Any]) -> str:
+    def state_of(self, name: str, parent: str | None, known: Mapping[tuple[str, str, str], Any]) -> str:
         """Return the state of a clip whose results are known, as if none were packed."""
         if parent is not None:
             # A part exists for a chain only if its whole reaches the stage that divides, and if that stage
             # with its present key has made this very part.
-            if self._state(parent, None, known) != SPLIT:
+            if self.state_of(parent, None, known) != SPLIT:
                 return REPLACED  # until its whole has passed all stages before it, which may drop it
             split = self.chain.links[self.chain.split_at]
             if name not in known[parent, split.name, split.key].fields["parts"]:
@@ -289,7 +292,7 @@ class Catalog(Columns):
         if self.chain.link(stage).stage.expands:
             wholes = [name for name, state in known.items() if state == "done"]
             parts = sa.select(clip.c.id, clip.c.parent).where(clip.c.parent.in_(wholes))
-            self._set_states(db, db.execute(parts.where(clip.c.state == REPLACED)).all())
+            self.restate(db, db.execute(parts.where(clip.c.state == REPLACED)).all())
 
     def _move(self, db: Connection, stage: str, results: Mapping[str, str]) -> None:
         """Move clips that wait for a stage on, by the states of its results for them."""
@@ -351,7 +354,7 @@ class Catalog(Columns):
         db.execute(old.values(_moved(REPLACED)))
         known = self._results(db, [*ids, result.clip])
         for index, (name, (start_s, end_s)) in enumerate(zip(ids, result.parts, strict=True)):
-            state = self._state(name, result.clip, known)
+            state = self.state_of(name, result.clip, known)
             row = {
                 **whole, "id": name, "parent": result.clip, "sub": index + 1, "start_s": start_s,
                 "end_s": end_s, **_moved(state),
@@ -369,6 +372,11 @@ class Catalog(Columns):
         sums |= {"seconds": tally.c.seconds + seconds, "updated_at": row["updated_at"]}
         keys = [tally.c.stage, tally.c.key, tally.c.owner]
         db.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums))
+
+    def uncount(self, db: Connection, stage: str, key: str, gone: Mapping[str, int]) -> None:
+        """Take results that were removed out of the sums, given their number by state."""
+        if gone:
+            self._count(db, stage, key, {state: -count for state, count in gone.items()}, 0.0)
 
     @reads
     def parts(self, db: Connection, clips: Sequence[str]) -> list[Waiting]:

@@ -36,6 +36,11 @@ class ClipEntry:
     """Where it was dropped, failed or waits."""
     reason: str | None
 
+    @property
+    def ordinal(self) -> int:
+        """Position of its row in the order of the catalog."""
+        return self.place[0]
+
 
 class ClipTable:
     """Reads clips in the order of the catalog. Parts that a former chain made are not among them.

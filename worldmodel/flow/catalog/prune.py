@@ -1,9 +1,10 @@
-"""Removal of results of stages whose version or settings have changed since.
+"""Removal of results of stages whose version or settings have changed since, and of old files.
 
 The segments of all chains stay, and what was left out of them: a training may read a former log, and a chain
 that comes back goes on behind the clips that it has packed.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,9 @@ from sqlalchemy import Connection
 
 from worldmodel.database import reads, writes
 from worldmodel.flow.buffer.base import UNUSED_S, Buffer
-from worldmodel.flow.catalog.catalog import Catalog
+from worldmodel.flow.catalog.catalog import ROWS, Catalog
 from worldmodel.flow.catalog.chain import LISTED, PACK
-from worldmodel.flow.catalog.schema import outcome, tally
+from worldmodel.flow.catalog.schema import clip, outcome, tally
 from worldmodel.flow.errors import FlowError
 
 BATCH = 10_000
@@ -60,6 +61,54 @@ class Pruner:
             for stage, key, count in self._counts()
             if stage not in (PACK, LISTED) and (stage, key) not in used
         ]
+
+    def ended(self, older_than_s: float) -> list[FormerStage]:
+        """Return the results with files of clips that have ended, such as packed ones, and their whole rows.
+
+        Those of the sources' own files stay: nothing could fetch them again.
+
+        Args:
+            older_than_s: age of the results.
+        """
+        return [FormerStage(stage, key, count, 0) for stage, key, count in self._counts_ended(older_than_s)]
+
+    def remove_ended(self, older_than_s: float, files_older_than_s: float = UNUSED_S) -> int:
+        """Remove these results and their files, and return how many bytes the buffer shrank by.
+
+        A chain that is changed later makes them again.
+
+        Raises:
+            OutputError: a file cannot be removed.
+        """
+        while self._remove_some_ended(older_than_s):
+            pass
+        return self.buffer.compact(self.catalog.places(), files_older_than_s)
+
+    def _ended(self, older_than_s: float) -> "sa.ColumnElement[bool]":
+        """Return the condition that a result has files, and that its clip with all its parts has ended."""
+        row, other = clip.alias(), clip.alias()
+        waits = sa.select(other.c.id).where(
+            other.c.ordinal == row.c.ordinal, other.c.state.in_(self.catalog.chain.names)
+        )
+        ended = sa.select(row.c.id).where(row.c.id == outcome.c.clip, sa.not_(waits.exists())).exists()
+        old = outcome.c.finished_at < time.time() - older_than_s
+        return sa.and_(old, outcome.c.place.is_not(None), outcome.c.stage != LISTED, ended)
+
+    @reads
+    def _counts_ended(self, db: Connection, older_than_s: float) -> list[tuple[str, str, int]]:
+        keys = (outcome.c.stage, outcome.c.key)
+        query = sa.select(*keys, sa.func.count()).where(self._ended(older_than_s))
+        return [
+            (stage, key, count) for stage, key, count in db.execute(query.group_by(*keys).order_by(*keys))
+        ]
+
+    @writes
+    def _remove_some_ended(self, db: Connection, older_than_s: float) -> bool:
+        """Remove a batch of results; return whether there was one."""
+        keys = (outcome.c.clip, outcome.c.stage, outcome.c.key)
+        some = db.execute(sa.select(*keys).where(self._ended(older_than_s)).limit(ROWS)).all()
+        db.execute(sa.delete(outcome).where(sa.tuple_(*keys).in_([tuple(row) for row in some])))
+        return bool(some)
 
     def remove(self, former: Sequence[FormerStage], older_than_s: float = UNUSED_S) -> int:
         """Remove results and their files, and return how many bytes the buffer shrank by.

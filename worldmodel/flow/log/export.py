@@ -26,6 +26,7 @@ FIXED = pa.schema(
         **dict.fromkeys(("clip", "verdict", "stage", "reason", "source", "parent"), pa.string()),
         **dict.fromkeys(("address", "licence"), pa.string()),
         **dict.fromkeys(("start_s", "end_s"), pa.float64()),
+        "ordinal": pa.int64(),
         "row": pa.string(),
     }
 )
