@@ -289,6 +289,13 @@ PUBLISHED = {
         "--0A.mp4",
         ["A man's dog runs.", "It sits."],
     ),
+    "koala36m": (
+        "videoID,url,timestamp,caption,clarity_score\n"
+        "--0A_12,https://example.org/watch?v=--0A,\"['0:00:01.000', '0:00:03.500']\","
+        "A man's [old] dog runs.,1.5\n",
+        "--0A.mp4",
+        ["A man's [old] dog runs."],
+    ),
     "openvid": (
         "video,caption,aesthetic score,motion score,temporal consistency score,camera motion,frame,fps,"
         "seconds\n"
@@ -310,10 +317,20 @@ def test_published_tables_need_no_columns(counting: Path, tmp_path: Path, preset
     assert source.size == len(captions)
     episodes = [rounds(source, index, 1) for index in range(len(captions))]
     assert [actions[0].text for _, actions, _ in episodes] == captions
-    if preset == "panda70m":
+    if preset in ("panda70m", "koala36m"):
         assert 8 <= episodes[0][0][0] <= 28 - 9
+        assert "--0A" in episodes[-1][2].name
+    if preset == "panda70m":
         assert episodes[1][0][0] >= 32
-        assert "--0A" in episodes[1][2].name
+
+
+def test_of_captions_of_key_frames_the_one_of_the_clip_is_read(counting: Path, tmp_path: Path) -> None:
+    captions = [{"idx": "0", "content": "A dog sits."}, {"idx": "-1", "content": "A dog sits, then runs."}]
+    rows = [{"video": str(counting), "captions": found} for found in (captions, captions[:1])]
+    source = open_table(write_table(tmp_path, rows), {"video": "video", "text": "captions"}, root="/")
+    clip, broken = source.at(0), source.at(1)
+    assert isinstance(clip, Clip) and clip.text.values == ("A dog sits, then runs.",)
+    assert isinstance(broken, BrokenClip) and "idx -1" in broken.reason
 
 
 def test_an_address_names_a_file_that_is_there(counting: Path, tmp_path: Path) -> None:
@@ -367,7 +384,7 @@ def test_invalid_rows(counting: Path, tmp_path: Path, row: dict[str, Any], named
         ({"video": "path", "question": "text"}, {}, "question and answer"),
         ({"video": "path", "rewards": "text"}, {}, "rewards and terminated"),
         ({}, {}, "columns.*path, text"),
-        ({"video": "path"}, {"preset": "webvit"}, "'webvit'.*webvid, panda70m, openvid"),
+        ({"video": "path"}, {"preset": "webvit"}, "'webvit'.*webvid, panda70m, koala36m, openvid"),
         ({"video": "path"}, {"root": "/no/such/folder"}, "/no/such/folder"),
     ],
 )

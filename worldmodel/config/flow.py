@@ -35,7 +35,7 @@ class FlowSourceConfig:
     """table, huggingface: columns by content: address (of a file, or the file itself), text, licence, start,
     end, name and the fields of an action."""
     preset: str = ""
-    """table: instead of `columns`, the name of a published one: webvid, panda70m or openvid."""
+    """table: instead of `columns`, the name of a published one: webvid, panda70m, koala36m or openvid."""
     split: str = "train"
     """huggingface: name of the split."""
     licence: str = ""

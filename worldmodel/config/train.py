@@ -167,7 +167,7 @@ class SourceConfig:
     """Columns of the table by content: a mapping from video, question, answer, start, end, name and the kinds
     of action (text, keys, ...) to names of columns; see data/columns.py."""
     preset: str = ""
-    """Instead of `columns`, the name of a published table: webvid, panda70m or openvid."""
+    """Instead of `columns`, the name of a published table: webvid, panda70m, koala36m or openvid."""
     split: str = "train"
     """huggingface, shapes: name of the split. lerobot: train, held-out or all."""
     streams: int = 8

@@ -4,7 +4,8 @@ Columns that a source may name (`data.sources.NAME.columns`), all but `video` op
 
 video   path of the file relative to `root`, with or without its extension; or a URL, whose file is looked up
         under `root` by the row's name and by the last part of the URL. Nothing is downloaded.
-text    one sentence for the whole clip, or a list with one per action.
+text    one sentence for the whole clip, or a list with one per action; of captions `{"idx": i, "content": …}`
+        of key frames (ShareGPT4Video) the one of the whole clip, whose `idx` is -1.
 question, answer   what may be asked about the frames, and the answer, both in the forms of `text`.
 keys    keys held: `left+up`, or a list of names, for the whole clip; a list of such lists has one per action.
 vector, mouse   a list of numbers for the whole clip; a list of lists has one per action.
@@ -27,6 +28,7 @@ import ast
 import json
 import math
 import os
+import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +44,8 @@ from worldmodel.data.clips import Clip, Files, Outcomes, RoundFormat
 from worldmodel.errors import ConfigError, InputError, did_you_mean
 
 ASKED = ("question", "answer")
+CAPTIONED = {"idx", "content"}
+"""Fields of a caption of a key frame."""
 OUTCOME = ("rewards", "terminated")
 Row = Mapping[str, Any]
 
@@ -69,7 +73,9 @@ class Preset:
     files: tuple[str, ...]
     """Candidate paths of a row's file under the root, without extension."""
     segments: str = ""
-    """Column with start and end of several clips per row; the text column then has a text for each."""
+    """Column with start and end of several clips per row, or of one; the text column has a text for each."""
+    numbered: bool = False
+    """Whether the names of rows end in a number that those of their files lack: `NAME_12` of `NAME.mp4`."""
     address: str = ""
     """Column of the addresses from which files are fetched (`worldmodel flow`)."""
     marks: tuple[str, ...] = ()
@@ -87,6 +93,13 @@ PRESETS = {
     ),
     "panda70m": Preset(
         {"text": "caption", "name": "videoID"}, ("{videoID}",), segments="timestamp", address="url"
+    ),
+    "koala36m": Preset(
+        {"text": "caption", "name": "videoID"},
+        ("{videoID}",),
+        segments="timestamp",
+        numbered=True,
+        address="url",
     ),
     "openvid": Preset(
         {"text": "caption", "name": "video"},
@@ -248,6 +261,8 @@ class RowReader:
         assert self.root is not None
         if "video" not in self.columns and self.preset:
             found = [pattern.format_map(row) for pattern in self.preset.files]
+            if self.preset.numbered:
+                found = [re.sub(r"_\d+$", "", each) for each in found]
         else:
             video = str(self._cell(row, "video") or "")
             if not video:
@@ -311,6 +326,11 @@ def track_of(value: Any, kind: ActionKind, field: str = "") -> Track:
         return Track()
     if not isinstance(value, list | tuple):
         return Track((_value(value, kind),))
+    if kind.is_language and all(isinstance(entry, Mapping) and {*entry} == CAPTIONED for entry in value):
+        whole = [entry["content"] for entry in value if str(entry["idx"]) == "-1"]
+        if len(whole) != 1:
+            raise InputError(f"its {field} have {len(whole)} entries with idx -1, which is the whole clip")
+        return Track((_value(whole[0], kind),))
     # An object without the fields that a value must have is an interval with a value in it.
     needed = set(kind.schema.get("required", ())) if kind.is_object else set()
     if all(isinstance(entry, Mapping) and not needed & set(entry) for entry in value):
@@ -360,7 +380,7 @@ def parse_seconds(value: Any) -> float | None:
 
 
 def count_segments(row: Row, column: str) -> int:
-    """Count the clips of a row: `[['0:00:08.342', '0:00:20.187'], ...]` as text, or a list.
+    """Count the clips of a row: `[['0:00:08.342', '0:00:20.187'], ...]` as text, or a list; a pair is one.
 
     Raises:
         InputError: it is neither.
@@ -368,7 +388,9 @@ def count_segments(row: Row, column: str) -> int:
     value = row.get(column)
     if not isinstance(value, str | Sequence):
         raise InputError(f"its {column} is not a list")
-    return value.count("[") - 1 if isinstance(value, str) else len(value)
+    if isinstance(value, str):
+        return value.count("[") - 1 or int("," in value)
+    return 1 if value and isinstance(value[0], str | float | int) else len(value)
 
 
 def parse_segment(times: Any, texts: Any, part: int) -> tuple[tuple[float | None, float | None], str]:
@@ -378,7 +400,10 @@ def parse_segment(times: Any, texts: Any, part: int) -> tuple[tuple[float | None
         InputError: the lists cannot be read, or have no such entry.
     """
     try:
-        times, texts = (ast.literal_eval(v) if isinstance(v, str) else v for v in (times, texts))
+        times = ast.literal_eval(times) if isinstance(times, str) else times
+        if times and isinstance(times[0], str | float | int):  # one clip, whose text is no list
+            times, texts = [times], [texts]
+        texts = ast.literal_eval(texts) if isinstance(texts, str) else texts
         start, end = times[part]
         return (parse_seconds(start), parse_seconds(end)), str(texts[part])
     except (ValueError, SyntaxError, TypeError, IndexError, MemoryError, RecursionError):
