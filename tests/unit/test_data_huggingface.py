@@ -19,6 +19,7 @@ from PIL import Image
 from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
 from worldmodel.data import loader
+from worldmodel.data.argument import read_source
 from worldmodel.data.huggingface import Cycle, EndlessRows, HuggingFaceSource, ReadAhead, num_streams, starts
 from worldmodel.data.sources import open_source
 from worldmodel.episodes import DESCRIBE
@@ -418,3 +419,15 @@ def test_a_dataset_that_is_not_there(datasets: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.sources.hub") as caught:
         open_source("hub", configured(tmp_path / "nothing"), MODEL)
     assert "\n" not in str(caught.value)
+
+
+def test_rlds_is_not_read_and_a_converter_is_named(datasets: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "bridge" / "1.0.0"
+    folder.mkdir(parents=True)
+    (folder / "features.json").write_text('{"steps": {}}')  # which `datasets` would read as rows
+    (folder / "bridge-train.tfrecord-00000-of-00001").write_bytes(b"\0" * 64)
+    for path in (folder, folder.parent):
+        with pytest.raises(ConfigError, match=r"RLDS.*any4lerobot"):
+            open_source("hub", configured(path), MODEL)
+        with pytest.raises(InputError, match=r"RLDS.*any4lerobot"):
+            read_source(str(path))

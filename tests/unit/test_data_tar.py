@@ -4,6 +4,7 @@ import io
 import json
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +62,32 @@ def test_hidden_files_between_the_parts_of_a_clip_are_no_clips(tmp_path: Path, v
     source = open_tar(write(tmp_path / "mac.tar", doubled))
     episodes = [source.at(index).episode("describe", 0, index, 1) for index in range(source.size or 0)]
     assert [episode.answer for episode in episodes] == ["first", "second"]
+
+
+def test_parts_of_a_clip_need_not_follow_each_other(tmp_path: Path, video: bytes) -> None:
+    names = ("one", "two", "three")
+    members = [
+        *((f"{name}.mp4", video) for name in names),
+        *((f"{name}.txt", f"the {name}".encode()) for name in reversed(names)),
+        ("two.mp4", video), ("two.txt", b"the second two"),
+    ]  # fmt: skip
+    source = open_tar(write(tmp_path / "apart.tar", members))
+    answers = [source.at(index).episode("describe", 0, index, 1).answer for index in range(source.size or 0)]
+    assert answers == ["the one", "the two", "the three", "the second two"], "none is lost"
+
+
+def test_what_is_passed_over_is_counted_and_said_once(
+    tmp_path: Path, video: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        odd = [("a.cls", b"1"), ("b.v1.mp4", video), ("c.txt", b"no video"), ("._d.mp4", b"Mac OS X")]
+        write(tmp_path / f"{number}.tar", [("a.mp4", video), *odd])
+    assert open_tar(tmp_path / "*.tar").size == 3
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert all(
+        words in said for words in ("3 members .cls", "3 members .v1.mp4", "3 samples without a video")
+    )
+    assert "d.mp4" not in said
 
 
 def test_the_name_of_a_shard_may_have_brackets(shard: Path, tmp_path: Path) -> None:
@@ -159,11 +186,11 @@ def test_processes_share_the_reading_of_headers(large: Path, monkeypatch: pytest
     read: list[str] = []
     samples, most = tar.samples, 2
 
-    def counted(path: str) -> Iterator[dict[str, tar.ByteRange]]:
+    def counted(path: str, passed: Counter[str]) -> Iterator[dict[str, tar.ByteRange]]:
         if len(read) == most:
             raise TimeoutError  # this process has come no further yet
         read.append(Path(path).name)
-        return samples(path)
+        return samples(path, passed)
 
     monkeypatch.setattr(tar, "samples", counted)
     monkeypatch.setenv("WORLD_SIZE", "3")

@@ -11,6 +11,7 @@ from worldmodel import config as configs
 from worldmodel.config import DataConfig, SourceConfig, TrainConfig
 from worldmodel.data.clips import EXTENSIONS, Files
 from worldmodel.data.columns import OUTCOME, PRESETS, Row, source_fields
+from worldmodel.data.files import unread_format
 from worldmodel.data.loader import stage_weights
 from worldmodel.data.sources import SOURCE_KINDS
 from worldmodel.data.tables import first_rows, is_table, open_table
@@ -42,6 +43,8 @@ def read_source(argument: str) -> DataConfig:
         return DataConfig({"lerobot": SourceConfig("lerobot", str(path))})
     if path.suffix == ".tar":
         return DataConfig({"webdataset": SourceConfig("webdataset", str(path))})
+    if reason := unread_format(path):
+        raise InputError(f"{argument!r} is no source of data: {reason}.")
     if path.is_dir():
         if any(path.glob("*.tar")):
             return DataConfig({"webdataset": SourceConfig("webdataset", str(path / "*.tar"))})

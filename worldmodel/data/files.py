@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 READ_AHEAD = 2**16
@@ -87,3 +88,14 @@ def _remote_errors() -> Iterator[None]:
         if isinstance(error, OSError) or type(error).__module__ in ("builtins", "tarfile"):
             raise
         raise OSError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def unread_format(folder: str | Path) -> str:
+    """Return why a folder of another format than ours is not read; an empty string for all others."""
+    path = Path(folder).expanduser()
+    if path.is_dir() and next(path.rglob("*.tfrecord*"), None) is not None:
+        return (
+            "it holds TFRecord files, as RLDS datasets do, which are not read; convert it to LeRobot first, "
+            "for example with any4lerobot"
+        )
+    return ""

@@ -28,6 +28,7 @@ from worldmodel.actions import Action
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, Part, RoundFormat, Stills
 from worldmodel.data.columns import RowReader, inside
+from worldmodel.data.files import unread_format
 from worldmodel.data.footage import row_groups
 from worldmodel.data.sources import Recipe
 from worldmodel.episodes import DESCRIBE, Episode
@@ -193,6 +194,8 @@ def open_stream(key: str, path: str, split: str) -> tuple[Any, Mapping[str, Any]
     Raises:
         ConfigError: `datasets` is not installed, or there is no such dataset or split.
     """
+    if reason := unread_format(path):
+        raise ConfigError(f"{key}: {path!r} cannot be opened: {reason}.")
     try:
         import datasets
     except ImportError:

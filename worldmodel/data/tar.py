@@ -8,9 +8,11 @@ Nothing is unpacked, and members of other kinds (`.pyd`, `.pth`, links, …) are
 
 import dataclasses
 import json
+import logging
 import os
 import tarfile
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,6 +27,7 @@ from worldmodel.data.files import find_files, open_file
 from worldmodel.data.index_file import indexed
 from worldmodel.errors import ConfigError, InputError
 
+log = logging.getLogger(__name__)
 VIDEO, TEXT, JSON = "video", "txt", "json"
 KINDS = {**dict.fromkeys(("mp4", "webm", "mkv", "avi", "gif"), VIDEO), "txt": TEXT, "json": JSON}
 MAX_TEXT_BYTES = 2**20
@@ -145,7 +148,13 @@ def clip_ranges(shards: Sequence[str]) -> list[np.ndarray]:
     rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     first = len(shards) * rank // max(size, 1)
     order = [(first + index) % len(shards) for index in range(len(shards))]
-    found = {number: indexed(shards[number], "clips", partial(_ranges, shards[number])) for number in order}
+    passed: Counter[str] = Counter()
+    found = {
+        number: indexed(shards[number], "clips", partial(_ranges, shards[number], passed)) for number in order
+    }
+    if passed:  # by those that read the headers: an index does not know
+        kinds = ", ".join(f"{count} {what}" for what, count in passed.most_common(5))
+        log.warning("In %s%s, what no clip is made of: %s.", shards[0], " …" if shards[1:] else "", kinds)
     return [found[number] for number in range(len(shards))]
 
 
@@ -161,22 +170,33 @@ def find_shards(pattern: str) -> list[str]:
         raise ConfigError(f"{pattern!r} cannot be listed ({error}).") from None
 
 
-def _ranges(shard: str) -> np.ndarray:
+def _ranges(shard: str, passed: Counter[str]) -> np.ndarray:
     found = array("q")
-    for sample in samples(shard):
+    for sample in samples(shard, passed):
         if VIDEO in sample:
             for kind in (VIDEO, TEXT, JSON):
                 found.extend(sample.get(kind, ByteRange()))
+        else:
+            passed["samples without a video"] += 1
     return np.array(found, dtype=np.int64).reshape(-1, 6)
 
 
-def samples(path: str) -> Iterator[dict[str, ByteRange]]:
+def samples(path: str, passed: Counter[str] | None = None) -> Iterator[dict[str, ByteRange]]:
     """Yield the byte ranges of every sample of a tar file, by kind; of one at an address, headers are read.
+
+    The parts of a sample have its name, and need not follow each other. A second part of a kind begins
+    another sample of that name.
+
+    Args:
+        path: the file.
+        passed: gets the number of members of other kinds.
 
     Raises:
         ConfigError: it is not a tar file, or is compressed or cut off.
     """
-    key, parts = None, {}
+    found: list[dict[str, ByteRange]] = []
+    named: dict[tuple[str, str], dict[str, ByteRange]] = {}
+    passed = Counter() if passed is None else passed
     try:
         with open_file(path) as (file, whole), tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
@@ -191,15 +211,17 @@ def samples(path: str) -> Iterator[dict[str, ByteRange]]:
                 stem, _, extension = file.partition(".")
                 if not stem:  # a hidden file, such as the one that macOS adds for each
                     continue
-                if (folder, stem) != key:
-                    if parts:
-                        yield parts
-                    key, parts = (folder, stem), {}
-                if kind := KINDS.get(extension.lower()):
-                    parts[kind] = ByteRange(member.offset_data, member.size)
+                kind = KINDS.get(extension.lower())
+                if kind is None:
+                    passed[f"members .{extension}" if extension else "members without extension"] += 1
+                    continue
+                parts = named.get((folder, stem))
+                if parts is None or kind in parts:
+                    parts = named[folder, stem] = {}
+                    found.append(parts)
+                parts[kind] = ByteRange(member.offset_data, member.size)
     except (tarfile.TarError, OSError) as error:
         raise ConfigError(
             f"{path!r} cannot be read as a tar file ({error}); unpack a .tar.gz first."
         ) from None
-    if parts:
-        yield parts
+    yield from found
