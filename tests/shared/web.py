@@ -49,8 +49,8 @@ class Web(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Exchange)
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), Exchange)
         self.pages: dict[str, Answer] = {}
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.counts: Counter[str] = Counter()
@@ -61,9 +61,9 @@ class Web(ThreadingHTTPServer):
 
 
 @contextmanager
-def served(**pages: Answer) -> Iterator[Web]:
+def served(ip: str = "127.0.0.1", /, **pages: Answer) -> Iterator[Web]:
     """Run a server with pages: `name` is at `/name`."""
-    with Web() as web:
+    with Web(ip) as web:
         web.pages = {f"/{name}": answer for name, answer in pages.items()}
         thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
