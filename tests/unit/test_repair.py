@@ -1,11 +1,13 @@
 """Repaired copies of sources: what is dropped, changed and left, and that the original stays as it was."""
 
 import hashlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from moving_square import SPECS, examined, moving, stored
 from pyarrow import parquet
 
+from worldmodel import media
 from worldmodel.cli import main
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.errors import InputError
@@ -34,7 +37,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in files)).hexdigest()
 
 
-def kinds(folder: Path) -> set[str]:
+def kinds(folder: Path | str) -> set[str]:
     return {finding.kind for finding in examined(folder).faults}
 
 
@@ -157,3 +160,117 @@ def test_a_copy_that_was_interrupted_has_no_name(tmp_path: Path) -> None:
     assert not (folder / "inside").exists()
     assert main(["data", "check", str(folder), "--fix", str(fixed)]) == 0
     assert len(LeRobotDataset(str(fixed)).episodes) == 60
+
+
+def with_rows(folder: Path, change: Any) -> Path:
+    """Change the rows of the first file of a dataset; they are counted over all episodes."""
+    path = folder / "data/chunk-000/file-000.parquet"
+    rows = parquet.read_table(path)
+    listed = rows.to_pylist()
+    change(listed)
+    parquet.write_table(pa.Table.from_pylist(listed, rows.schema), path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("mirrored", lambda frames: frames[:, :, ::-1]),
+        ("turned", lambda frames: np.rot90(frames, 1, (1, 2))),
+        ("channels", lambda frames: frames[..., ::-1]),
+    ],
+)
+def test_changes_of_the_pictures_are_undone_where_they_are_named(
+    tmp_path: Path, kind: str, change: Any
+) -> None:
+    def with_background(seed: int) -> RecordedEpisode:
+        episode = moving(seed, steps=40)
+        frames = episode.cameras["render"].copy()
+        frames[:, :12, :40], frames[:, 50:, 50:] = (40, 160, 90), (200, 30, 60)  # no picture is symmetric
+        return replace(episode, cameras={"render": frames})
+
+    clean = [with_background(seed) for seed in range(12)]
+    folder = stored(tmp_path / "set", [seen(clean[0], change), *clean[1:]])
+    assert kind in kinds(folder)
+    command = ["data", "check", str(folder), "--fix"]
+    assert main([*command, str(tmp_path / "plain")]) == 0
+    assert kind in kinds(tmp_path / "plain"), "a suspicion is left where it is not named"
+    assert main([*command, str(tmp_path / "fixed"), "--fix-also", kind]) == 0
+    assert kind not in kinds(tmp_path / "fixed")
+    frames = media.read_video(next((tmp_path / "fixed/videos").rglob("*.mp4")), 64, 10, 41)
+    expected = clean[0].cameras["render"].astype(int)
+    assert np.abs(frames - expected).mean() < 6 < np.abs(change(expected) - expected).mean()
+
+
+def test_an_episode_that_goes_on_after_its_end_is_cut(tmp_path: Path) -> None:
+    store = LeRobotStore(tmp_path / "set", RecordingFormat(10, SPECS, {}, 1, True))
+    for seed in range(6):
+        episode = moving(seed, steps=40)
+        rewards = np.arange(40, dtype=np.float32)
+        store.write(replace(episode, rewards=rewards, terminated=True, truncated=False))
+    store.finish()
+
+    def end_early(rows: list[dict[str, Any]]) -> None:
+        for column in ("next.done", "next.terminated"):
+            rows[2 * 41 + 24][column] = True
+
+    folder = with_rows(tmp_path / "set", end_early)
+    assert "ends" in kinds(folder)
+    assert main(["data", "check", str(folder), "--fix", str(tmp_path / "fixed")]) == 0
+    assert "ends" not in kinds(tmp_path / "fixed")
+    source, copy = LeRobotDataset(str(folder)), LeRobotDataset(str(tmp_path / "fixed"))
+    lengths = [len(copy.steps(episode)[0]) for episode in copy.episodes]
+    assert lengths == [40, 40, 25, 40, 40, 40]
+    numbers, _, outcomes = copy.steps(copy.episodes[2])
+    assert np.array_equal(numbers, source.steps(source.episodes[2])[0][:25])
+    assert outcomes[:, 0].tolist() == [*range(25)] and outcomes[:, 1].tolist() == [0.0] * 24 + [1.0]
+
+
+def test_an_episode_whose_timestamps_go_back_is_left_out(tmp_path: Path) -> None:
+    def go_back(rows: list[dict[str, Any]]) -> None:
+        times = [row["timestamp"] for row in rows[41:82]]
+        for row, time_s in zip(rows[41:82], reversed(times), strict=True):
+            row["timestamp"] = time_s
+
+    folder = stored(tmp_path / "set", [moving(seed, steps=40) for seed in range(6)])
+    assert "timestamps" not in kinds(folder)
+    with_rows(folder, go_back)
+    assert "timestamps" in kinds(folder)
+    assert main(["data", "check", str(folder), "--fix", str(tmp_path / "fixed")]) == 0
+    assert "timestamps" not in kinds(tmp_path / "fixed")
+    (dropped,) = report(tmp_path / "fixed")["dropped"]
+    assert (dropped["kind"], dropped["episodes"]) == ("timestamps", ["set episode 1"])
+    source, copy = LeRobotDataset(str(folder)), LeRobotDataset(str(tmp_path / "fixed"))
+    kept = [number for number in range(6) if number != 1]
+    for episode, number in zip(copy.episodes, kept, strict=True):
+        assert np.array_equal(copy.steps(episode)[0], source.steps(source.episodes[number])[0])
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "huggingface"])
+def test_tar_files_and_hugging_face_datasets_are_copied_without_their_faults(
+    kind: str, recorded: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "set").mkdir()
+    files = [clip.read_bytes() for clip in sorted(recorded.glob("*.mp4"))]
+    files[2] = files[2][: len(files[2]) // 2]
+    if kind == "webdataset":
+        argument, texts = f"webdataset:{tmp_path / 'set/0.tar'}", [f"clip {number}" for number in range(6)]
+        with tarfile.open(tmp_path / "set/0.tar", "w") as tar:
+            for number, (data, text) in enumerate(zip(files, texts, strict=True)):
+                for name, content in ((f"{number}.mp4", data), (f"{number}.txt", text.encode())):
+                    info = tarfile.TarInfo(name)
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    else:
+        argument = f"huggingface:{tmp_path / 'set'}"
+        parquet.write_table(pa.table({"video": files}), tmp_path / "set/train.parquet")
+    before = digest(tmp_path / "set")
+    assert "unreadable" in kinds(argument)
+    assert main(["data", "check", argument, "--fix", str(tmp_path / "fixed")]) == 0
+    assert digest(tmp_path / "set") == before
+    told, copy = report(tmp_path / "fixed"), LeRobotDataset(str(tmp_path / "fixed"))
+    assert (told["episodes"], told["written"], len(copy.episodes)) == (6, 5, 5)
+    assert [each["kind"] for each in told["dropped"]] == ["unreadable"]
+    if kind == "webdataset":
+        assert {*copy.tasks.values()} >= {"clip 0", "clip 1", "clip 3", "clip 4", "clip 5"}
+        assert "clip 2" not in copy.tasks.values()
