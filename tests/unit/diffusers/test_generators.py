@@ -171,6 +171,46 @@ def test_noise_level_per_frame(tiny, kind):
     assert not torch.allclose(same[:, 2], other[:, 2])
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+def test_wan_modulates_frames_and_not_tokens(tiny, streamed, again):
+    """As with the timestep of every token, which takes as many times the memory as a frame has tokens."""
+    generator = make(tiny, "wan", streamed).requires_grad_(True)
+    if streamed:
+        rouse(generator)
+    context, noisy = latents(tiny, "wan", 3, 1), latents(tiny, "wan", 1)
+    given, level = condition(tiny, generator), torch.tensor([[300.0, 500.0, 900.0], [10.0, 20.0, 30.0]])
+    if again:
+        for layer in generator.layers:
+            apply_policy(layer, "recompute", Offload(torch.device("cpu")))
+    rows, transformer = [], generator.transformer
+    transformer.condition_embedder.time_proj.register_forward_hook(
+        lambda module, inputs, made: rows.append(made.shape[:-1].numel())
+    )
+    made = generator(noisy, level, given, generator.prefill(context, given))
+    made.square().sum().backward()
+    found = {name: p.grad for name, p in generator.network.named_parameters() if p.grad is not None}
+    assert rows == [BATCH * (1 + CHUNK)]
+
+    generator.zero_grad()
+    frames = torch.cat([context, noisy], dim=1)
+    per_frame = torch.cat([level.new_zeros(BATCH, 1), level], dim=1)
+    expected = generator.network(
+        given.tokens if streamed else None,
+        None,
+        lambda embedded, tokens: embedded,
+        hidden_states=frames.transpose(1, 2).contiguous(),
+        timestep=per_frame.repeat_interleave(tiny.GRID[0] * tiny.GRID[1] // 4, dim=1),
+        encoder_hidden_states=generator.prompt(given),
+    ).transpose(1, 2)[:, 1:]
+    assert rows[1:] == [BATCH * (1 + CHUNK) * tiny.GRID[0] * tiny.GRID[1] // 4]
+    torch.testing.assert_close(made, expected)
+    expected.square().sum().backward()
+    for name, parameter in generator.network.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found.pop(name), parameter.grad, msg=name)
+    assert not found
+
+
 def test_activation_checkpointing_keeps_gradients(tiny, kind):
     grads = []
     for again in (False, True):

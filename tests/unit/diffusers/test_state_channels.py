@@ -96,6 +96,10 @@ def test_channels_are_those_of_a_transformer_with_a_wider_input(tiny: Any, kind:
     weights[f"{name}.weight"] = torch.cat([own.weight, added], dim=1)
     wide.load_state_dict(weights)
     (inputs,) = calls
+    if kind == "wan":  # ours modulates frames; a plain call takes the timestep of every token
+        cells = tiny.GRID[0] * tiny.GRID[1] // 4
+        level = inputs["timestep"].unflatten(0, (len(inputs["hidden_states"]), -1))
+        inputs["timestep"] = level.repeat_interleave(cells, dim=1)
     state = as_channels(1 + CHUNK, condition.forecast, condition.cells)
     # The order in which each family's transformer takes latents, and where their channels are.
     layout, dim = {

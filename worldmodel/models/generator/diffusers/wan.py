@@ -56,6 +56,46 @@ class WanProcessor(Processor):
         return query, key, attn.to_v(x).unflatten(2, (attn.heads, -1)).transpose(1, 2)
 
 
+class WholeClips:
+    """Attention processor of blocks whose batch may be frames: whole clips for the processor inside.
+
+    Blocks modulate a batch, not its tokens, so frames of unlike noise levels pass through them as a batch of
+    frames (`frames_as_batch`). Only attention mixes frames, and it tells their number from its other inputs,
+    so that a block which is recomputed after the pass does it again.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: Any = None,
+    ) -> Tensor:
+        clips = hidden_states
+        if encoder_hidden_states is not None:
+            clips = clips.reshape(len(encoder_hidden_states), -1, clips.shape[2])
+        elif rotary_emb is not None:
+            clips = clips.reshape(-1, rotary_emb[0].shape[1], clips.shape[2])
+        made = self.own(attn, clips, encoder_hidden_states, attention_mask, rotary_emb)
+        return made.reshape(hidden_states.shape)
+
+
+def see_whole_clips(transformer: Any) -> None:
+    """Put `WholeClips` in front of the processors of every block."""
+    for block in transformer.blocks:
+        for attention in (block.attn1, block.attn2):
+            attention.set_processor(WholeClips(attention.processor))
+
+
+def frames_as_batch(embed: nn.Module, inputs: Any, x: Float[Tensor, "b d t h w"]) -> Float[Tensor, "_ d n"]:
+    """Return the patches of each frame as a sample of its own: a hook behind the patch embedding."""
+    return rearrange(x, "b d t h w -> (b t) d (h w)")
+
+
 @contextmanager
 def through(transformer: Any, attention: TokenAttention | None) -> Iterator[None]:
     """Run the transformer's self-attention with `attention` inside; None changes nothing.
@@ -81,9 +121,10 @@ def through(transformer: Any, attention: TokenAttention | None) -> Iterator[None
     def gather(project: nn.Module, inputs: Any, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b m d"]:
         return layout.gather(x)
 
-    with forward_hooks(
-        (transformer.rope, mark), (transformer.patch_embedding, divide), (transformer.proj_out, gather)
-    ):
+    hooks = [(transformer.rope, mark)]
+    if layout.shards is not None:
+        hooks += [(transformer.patch_embedding, divide), (transformer.proj_out, gather)]
+    with forward_hooks(*hooks):
         yield
 
 
@@ -120,6 +161,7 @@ class WanGenerator(DiffusersGenerator):
                 "they divide."
             )
         super().__init__(transformer, scheduler, clip, *args, **kwargs)
+        see_whole_clips(transformer)
         self.cells_per_token = config.patch_size[1] * config.patch_size[2]
         self.concatenates = config.in_channels != config.out_channels
         """Whether context enters as channels."""
@@ -304,9 +346,6 @@ class WanGenerator(DiffusersGenerator):
 
         `timestep` is one per sample, `[b]`, or one per frame, `[b, t]`.
         """
-        if timestep.dim() == 2:  # every token is timesteps the timestep of its frame
-            timestep = timestep.repeat_interleave(self._cells(x), dim=1)
-            timestep = timestep if attention is None else attention.layout.take(timestep)
         x = rearrange(x, "b t c h w -> b c t h w").contiguous()
         inputs, states = [x, timestep, self.prompt(condition)], self.states(condition)
         channels = self.channels(condition, x.shape[2])
@@ -337,12 +376,21 @@ class WanGenerator(DiffusersGenerator):
         attention: TokenAttention | None,
     ) -> Tensor:
         x, timestep, text, *features = inputs
-        dtype = network.transformer.dtype
+        transformer: Any = network.transformer
+        dtype = transformer.dtype
+        hooks = []
+        if timestep.dim() == 2 and (attention is None or attention.layout.shards is None):
+            timestep = timestep.flatten()
+            hooks.append((transformer.patch_embedding, frames_as_batch))
+        elif timestep.dim() == 2 and attention is not None:
+            # A process has parts of frames: every token is given the timestep of its frame.
+            cells = x.shape[3] * x.shape[4] // self.cells_per_token
+            timestep = attention.layout.take(timestep.repeat_interleave(cells, dim=1))
 
         def add(embedded: Float[Tensor, "b d t h w"], tokens: Float[Tensor, "b n d"]) -> Tensor:
             return embedded + tokens.transpose(1, 2).unflatten(2, embedded.shape[2:])
 
-        with through(network.transformer, attention):
+        with through(transformer, attention), forward_hooks(*hooks):
             made = network(
                 None if states is None else states.to(dtype),
                 channels,
@@ -385,6 +433,7 @@ class WanGenerator(DiffusersGenerator):
         self.network_2, self.boundary_ratio = Network(transformer, stream), boundary_ratio
         if self.state_channels:
             self.network_2.channels = self.build_channels(transformer)
+        see_whole_clips(transformer)
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write the generator, with its second transformer in `transformer_2`."""
