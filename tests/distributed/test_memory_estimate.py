@@ -49,14 +49,13 @@ def test_the_estimate_is_near_what_a_step_allocates(
     assert expected == pytest.approx(allocated(config), rel=0.1)
 
 
-def test_the_step_of_muon_is_the_peak_of_a_large_model_with_few_tokens(
+def test_the_estimate_of_a_large_model_with_few_tokens_that_muon_trains(
     request: pytest.FixtureRequest,
 ) -> None:
     config = large()
-    estimate = StepEstimator(config, "stage", "cpu").estimate(1)
-    assert estimate.activations > estimate.gradients, "Muon's directions and products"
+    expected = StepEstimator(config, "stage", "cpu").estimate(1).total
     request.getfixturevalue("group")
-    assert estimate.total == pytest.approx(allocated(config), rel=0.1)
+    assert expected == pytest.approx(allocated(config), rel=0.1)
 
 
 def large() -> TrainConfig:

@@ -8,6 +8,7 @@ from storages import Storages
 
 from worldmodel.config import StageConfig, TrainedConfig
 from worldmodel.train.memory.optimizer_step import optimizer_steps
+from worldmodel.train.optim import muon
 from worldmodel.train.optim.optimizers import build_optimizers
 
 MIB = 2**20
@@ -57,7 +58,23 @@ def test_a_step_allocates_what_is_estimated(settings: dict[str, Any], dtype: tor
             assert step.temporary + step.whole == pytest.approx(peak, rel=0.1, abs=0.1 * MIB)
 
 
-def test_the_step_of_muon_needs_more_than_weights_and_gradients() -> None:
+def test_the_step_of_muon_needs_memory_for_one_batch_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many layers there are: their batches pass one after the other."""
+    monkeypatch.setattr(muon, "BATCH_ELEMENTS", 2 * 256**2)
     stage = StageConfig(tasks={"rounds": 1.0}, train={"all": TrainedConfig()})
-    _, muon = optimizer_steps(model("meta"), stage, torch.float32)
-    assert muon.temporary + muon.whole > 2 * muon.gradients
+    peaks = []
+    for count in (4, 24):
+        with torch.device("cpu"):
+            layers = torch.nn.ModuleList(torch.nn.Linear(256, 256, bias=False) for _ in range(count))
+        root = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": layers})})
+        (expected,) = optimizer_steps(root, stage, torch.float32)
+        (optimizer,) = build_optimizers(root, stage, torch.float32).values()
+        for parameter in root.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        with Storages(measures_peak=True) as storages:
+            optimizer.step()
+        assert expected.temporary == 0
+        assert expected.whole == pytest.approx(storages.peak, rel=0.1)
+        peaks.append(storages.peak)
+    assert peaks[0] == peaks[1]

@@ -1,4 +1,4 @@
-"""Balanced assignment of items, chunks and heads to ranks."""
+"""Balanced assignment of chunks and heads to ranks."""
 
 import pytest
 from hypothesis import given
@@ -6,16 +6,7 @@ from hypothesis import strategies as st
 
 from worldmodel.errors import ConfigError
 from worldmodel.parallel import ulysses
-from worldmodel.parallel.planner import assign, chunks_by_area
-
-
-@given(st.lists(st.floats(0, 100), max_size=60), st.integers(1, 9))
-def test_every_item_is_assigned_once_and_loads_are_balanced(costs: list[float], ranks: int) -> None:
-    items = assign(costs, ranks)
-    assert sorted(item for part in items for item in part) == list(range(len(costs)))
-    loads = [sum(costs[item] for item in part) for part in items]
-    assert max(loads) <= sum(costs) / ranks + (1 - 1 / ranks) * max(costs, default=0) + 1e-6
-    assert items == assign(costs, ranks)
+from worldmodel.parallel.planner import chunks_by_area
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=90), st.integers(1, 9))

@@ -71,9 +71,7 @@ class StepEstimator:
             "optimizer": weights.optimizer / shards,
             "copies": weights.averaged / shards * self.copies,
         }
-        # While optimizers step: Muon makes the directions of all its matrices before it changes a weight, so
-        # that processes can share the work, and often needs more than the backward pass did.
-        candidates = []
+        candidates = []  # while optimizers step
         for step in weights.optimizers:
             candidates.append((step.gradients / shards, 0.0, step.temporary / shards + step.whole))
         for each in played.moments:

@@ -9,7 +9,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._pytree import tree_leaves
 
 from worldmodel.config import StageConfig
-from worldmodel.train.optim.muon import Muon
+from worldmodel.train.optim.muon import Muon, batched
 from worldmodel.train.optim.optimizers import optimizers_for, trained_parameters
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ class OptimizerStep:
     temporary: float
     """What it allocates in a step, which processes share as they share the weights."""
     whole: float
-    """What it allocates beside that, however many processes there are."""
+    """What it allocates however many processes there are."""
 
 
 def optimizer_steps(root: nn.Module, stage: StageConfig, muon_dtype: torch.dtype) -> list[OptimizerStep]:
@@ -53,7 +53,9 @@ def optimizer_steps(root: nn.Module, stage: StageConfig, muon_dtype: torch.dtype
                 states = 2 * gradients  # on GPUs it is fused, and allocates nothing else
             elif isinstance(optimizer, Muon):
                 states = gradients
-                temporary, whole = optimizer.step_bytes()
+                # Batch by batch, one on each process: the first of every shape are the largest.
+                alike = {each[0].shape: each for each in reversed([*batched(own)])}
+                _, whole = _play(optimizer, [each for batch in alike.values() for each in batch])
             else:
                 states, temporary = _play(optimizer, own)
             steps.append(OptimizerStep(states, left, temporary, whole))

@@ -4,20 +4,6 @@ import heapq
 from collections.abc import Sequence
 
 
-def assign(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Assign every item to one rank, balancing the sum of costs; returns each rank's items, in order.
-
-    The longest first, each to the least loaded rank (LPT): at most 4/3 of the optimal makespan (Graham 1969).
-    """
-    items: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [(0.0, rank) for rank in range(ranks)]  # already a heap
-    for index in _longest_first(costs):
-        load, rank = loads[0]
-        heapq.heapreplace(loads, (load + costs[index], rank))
-        items[rank].append(index)
-    return [sorted(part) for part in items]
-
-
 def chunks_by_area(areas: Sequence[float], ranks: int) -> list[list[int]]:
     """Divide chunks over ranks: equally many for each (some have one fewer), of about equal `areas`."""
     each = -(-len(areas) // ranks)
