@@ -5,12 +5,9 @@ read from their files again. Digests of the files are stored with every checkpoi
 on with other weights than it began with.
 """
 
-import hashlib
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -20,7 +17,7 @@ from worldmodel.errors import ModelError
 from worldmodel.models.loading import deferred, model_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.parallel.mesh import Mesh
-from worldmodel.train.checkpoint.manifest import THREADS, Manifest
+from worldmodel.train.checkpoint.manifest import THREADS, Manifest, sha256_of
 from worldmodel.train.components import check_component, settings_of
 from worldmodel.train.tokenizer import build_tokenizer
 
@@ -74,7 +71,7 @@ class Files:
         """Compute the SHA-256 of every file; processes share the work, so all of them must call this."""
         mine = list(self.paths)[mesh.rank :: mesh.world_size]
         with ThreadPoolExecutor(THREADS) as threads:  # hashing releases the GIL
-            found = dict(zip(mine, threads.map(_digest_of, (self.paths[name] for name in mine)), strict=True))
+            found = dict(zip(mine, threads.map(sha256_of, (self.paths[name] for name in mine)), strict=True))
         return {name: digest for each in mesh.all_gather(found) for name, digest in each.items()}
 
 
@@ -105,15 +102,3 @@ def check_files(checkpoint: Path, digests: Mapping[str, str]) -> dict[str, str]:
 def _part(name: str) -> str:
     """Return the module, or the folder of `init_from`, that a file in a manifest belongs to."""
     return name.rpartition("/")[0]
-
-
-def _digest_of(path: Path) -> str:
-    status = os.stat(path)
-    return _digest(path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4096)
-def _digest(path: Path, num_bytes: int, modified_ns: int) -> str:
-    """Compute the digest of one version of a file, once for all stages of a run."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

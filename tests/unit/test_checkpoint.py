@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, exact, and refused if they are of another model."""
 
+import hashlib
 import json
 import multiprocessing
 import random
@@ -18,7 +19,7 @@ from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from worldmodel.errors import ModelError, OutputError
-from worldmodel.train.checkpoint import checkpointer
+from worldmodel.train.checkpoint import checkpointer, manifest
 from worldmodel.train.checkpoint.checkpointer import (
     Checkpoints,
     load,
@@ -26,7 +27,7 @@ from worldmodel.train.checkpoint.checkpointer import (
     module_state,
     optimizer_state,
 )
-from worldmodel.train.checkpoint.manifest import Manifest, verify
+from worldmodel.train.checkpoint.manifest import TICK_NS, Manifest, sha256_of, verify
 
 PROGRESS = {"stage": "state", "step": 3, "data": {"epoch": 0}}
 
@@ -314,6 +315,43 @@ def test_every_changed_byte_is_detected(tmp_path: Path) -> None:
         with pytest.raises(ModelError):
             verify(folder)
         path.write_bytes(whole)
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, digest = [], hashlib.file_digest
+
+    def counted(handle: Any, kind: str) -> Any:
+        reads.append(handle.name)
+        return digest(handle, kind)
+
+    monkeypatch.setattr(manifest.hashlib, "file_digest", counted)
+    file = tmp_path / "a"
+    file.write_bytes(b"one")
+    expected = hashlib.sha256(b"one").hexdigest()
+    assert sha256_of(file) == expected  # it may still change within the tick in which it was written
+    time.sleep(2 * TICK_NS / 1e9)
+    assert sha256_of(file) == expected
+    assert len(reads) == 2
+    moved = file.rename(tmp_path / "b")
+    time.sleep(2 * TICK_NS / 1e9)
+    assert sha256_of(moved) == expected
+    before = len(reads)
+    assert sha256_of(moved) == expected
+    assert len(reads) == before
+    moved.write_bytes(b"two")
+    assert sha256_of(moved) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_processes_check_the_files_of_a_checkpoint_together(tmp_path: Path) -> None:
+    files = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(name.encode())
+        files.append(manifest.File.of(tmp_path / name))
+    Manifest(PROGRESS, False, {}, files).write(tmp_path)
+    (tmp_path / "b").write_bytes(b"x")
+    verify(tmp_path, slice(0, None, 2))
+    with pytest.raises(ModelError, match="b is damaged"):
+        verify(tmp_path, slice(1, None, 2))
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:

@@ -118,12 +118,25 @@ class Checkpoints:
             pending.result()
 
     def latest(self) -> Path | None:
-        """Return the newest valid checkpoint; warn of newer ones that are damaged."""
+        """Return the newest valid checkpoint; warn of newer ones that are damaged.
+
+        Processes divide the files among them: reading a large checkpoint takes one alone minutes.
+        """
         self.wait()
-        found = [latest(self.root.parent) if not self.group or dist.get_rank() == 0 else None]
-        if self.group:
-            dist.broadcast_object_list(found, src=0, group=self.group)
-        return found[0]
+        if not self.group:
+            return latest(self.root.parent)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        found = [folders(self.root) if rank == 0 else []]
+        dist.broadcast_object_list(found, src=0, group=self.group)
+        for folder in reversed(found[0]):
+            problems: list[str | None] = [None] * size
+            dist.all_gather_object(problems, _problem(folder, slice(rank, None, size)), group=self.group)
+            problem = next(filter(None, problems), None)
+            if problem is None:
+                return folder
+            if rank == 0:
+                _warn(problem)
+        return None
 
     def close(self) -> None:
         """Wait for the pending checkpoint and end the thread; call before destroying the process group."""
@@ -157,12 +170,24 @@ def pinned_stager() -> DefaultStager | None:
 def latest(run: Path) -> Path | None:
     """Return the newest valid checkpoint of a run; warn of newer ones that are damaged."""
     for folder in reversed(folders(run / "checkpoints")):
-        try:
-            verify(folder)
+        problem = _problem(folder)
+        if problem is None:
             return folder
-        except ModelError as error:
-            warnings.warn(f"A checkpoint is skipped: {error}", stacklevel=2)
+        _warn(problem)
     return None
+
+
+def _problem(folder: Path, mine: slice = slice(None)) -> str | None:
+    """Return what is wrong with a checkpoint, as far as the files `mine` of it show."""
+    try:
+        verify(folder, mine)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(f"A checkpoint is skipped: {problem}", stacklevel=3)
 
 
 def load(folder: Path, state: State) -> dict[str, Any]:
