@@ -37,6 +37,7 @@ from worldmodel.train.diagnostics.throughput import Meter, peak_memory_gib
 from worldmodel.train.diagnostics.timing import computing, record_collectives
 from worldmodel.train.diagnostics.watchdog import StragglerDetector, Watchdog
 from worldmodel.train.memory.out_of_memory import explain_out_of_memory
+from worldmodel.train.optim.optimizers import learning_rates
 from worldmodel.train.run import folder as run_folder
 from worldmodel.train.run import settings, summary
 from worldmodel.train.run.callbacks import build_callbacks
@@ -212,7 +213,9 @@ def _run_steps(
             done += 1
 
             meter.step(result.flops)
-            figures = meter.take() if done % config.log_every == 0 else {}
+            figures = {}
+            if done % config.log_every == 0:
+                figures = meter.take() | learning_rates(trainer.root, trainer.optimizers)
             waited = stream.stall_s - stalled
             log.step(done - 1, batches[0].task, result.losses, result.processed, waited, figures)
             stalled = stream.stall_s

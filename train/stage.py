@@ -215,4 +215,5 @@ def write_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, st
     """Write true and predicted videos of a batch."""
     pair = trainer.preview(batches[0])
     if pair is not None:
-        log.write_samples(step, *(np.stack([to_frames(clip) for clip in clips]) for clips in pair))
+        truth, predicted = (np.stack([to_frames(clip) for clip in clips]) for clips in pair)
+        log.write_samples(step, truth, predicted, trainer.root.model.config.fps)

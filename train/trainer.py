@@ -39,7 +39,7 @@ from worldmodel.train.episodes import text_states
 from worldmodel.train.objectives.base import Losses, SampleRng, StageBatch
 from worldmodel.train.objectives.registry import objective_class
 from worldmodel.train.optim.average import EMA, WeightCopy
-from worldmodel.train.optim.optimizers import Optimizers, build_optimizers
+from worldmodel.train.optim.optimizers import Optimizers, build_optimizers, trained_parameters
 from worldmodel.train.optim.schedule import set_learning_rates
 
 T = TypeVar("T")
@@ -254,9 +254,13 @@ class Trainer:
                 sums[name] = sums.get(name, 0.0) + losses[name].detach()
         self.phases.begin("optimizer")
         trained = [p for p in self.root.parameters() if p.grad is not None]
-        norm = distributed.full_tensor(nn.utils.clip_grad_norm_(trained, self.stage.max_gradient_norm))
+        logged = (step + 1) % self.config.log_every == 0
+        norms = self._norms() if logged else {}  # of gradients that are not yet clipped
+        norms["gradient_norm"] = distributed.full_tensor(
+            nn.utils.clip_grad_norm_(trained, self.stage.max_gradient_norm)
+        )
         # The only time that a step waits for the device; what follows it on the host runs ahead of it again.
-        report = self._report(prepared, sums, counts, norm)
+        report = self._report(prepared, sums, counts, norms)
         norm = torch.tensor(report[0]["gradient_norm"])
         check_finite(norm, self.name, step, [each.batch for each in prepared], self.mesh, totals)
         self.before_update()  # a checkpoint may still be copying the weights
@@ -267,6 +271,17 @@ class Trainer:
             self.ema.update(step)
         self.phases.begin("other")
         return StepResult(*report, bool(stopped))
+
+    def _norms(self) -> dict[str, Tensor]:
+        """Return the norm of the gradient of each part of the model; a collective call."""
+        parts: dict[str, list[Tensor]] = {}
+        for name, parameter in trained_parameters(self.root):
+            if parameter.grad is not None:
+                parts.setdefault(name.split(".")[0], []).append(parameter.grad)
+        return {
+            f"gradient_norm_{part}": distributed.full_tensor(nn.utils.get_total_norm(gradients))
+            for part, gradients in parts.items()
+        }
 
     def prepare(self, batches: Sequence[Batch]) -> list[StageBatch]:
         """Run the frozen parts over microbatches."""
@@ -372,7 +387,11 @@ class Trainer:
             )
 
     def _report(
-        self, prepared: Sequence[StageBatch], sums: Losses, counts: dict[str, Tensor], norm: Tensor
+        self,
+        prepared: Sequence[StageBatch],
+        sums: Losses,
+        counts: dict[str, Tensor],
+        norms: Mapping[str, Tensor],
     ) -> tuple[dict[str, float], dict[str, float], float]:
         """Return mean losses over all processes, how many samples and tokens they processed, and FLOPs."""
         names = sorted(sums)
@@ -381,14 +400,15 @@ class Trainer:
         flops = sum(map(self.work.of, prepared))
         summed = self.mesh.sum(self._vector([*(sums[name] for name in names), samples, tokens, flops]))
         # One copy to the host for everything, since each of them waits for the device.
-        values = torch.cat([summed, self._vector([*(counts[name] for name in names), norm])]).tolist()
+        others = self._vector([*(counts[name] for name in names), *norms.values()])
+        values = torch.cat([summed, others]).tolist()
         totals = values[: len(names)]
         amounts = values[len(names) : len(names) + 3]
         divisors = values[len(names) + 3 :]
         losses = self.mean_losses(
             dict(zip(names, totals, strict=True)), dict(zip(names, divisors, strict=False))
         )
-        losses["gradient_norm"] = values[-1]
+        losses |= dict(zip(norms, values[-len(norms) :], strict=True))
         return losses, {"samples": amounts[0], "tokens": amounts[1]}, amounts[2]
 
     def mean_losses(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:

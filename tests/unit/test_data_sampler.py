@@ -184,6 +184,13 @@ def test_sources_of_weight_zero_and_tasks_without_a_source() -> None:
         plan(sources, {"one": 0.0, "two": 0.0})
 
 
+def test_the_order_in_which_tasks_are_written_changes_nothing() -> None:
+    rows = {"clips": Rows(9, ("rounds", "ask", "describe"))}
+    tasks = {"rounds": 1.0, "ask": 2.0, "describe": 3.0}
+    one, two = plan(rows, tasks=tasks), plan(rows, tasks=dict(reversed(tasks.items())))
+    assert [one.task(step) for step in range(50)] == [two.task(step) for step in range(50)]
+
+
 def test_own_steps_follow_the_schedule() -> None:
     made = plan({"one": Rows(5)}, steps=4000, self_rollout=(0.0, 0.5))
     own = np.array([made.self_rollout(step) for step in range(4000)])

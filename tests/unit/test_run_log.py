@@ -3,7 +3,11 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import av
+import numpy as np
 import pytest
 
 from worldmodel.errors import ConfigError
@@ -36,6 +40,31 @@ def test_metrics_reach_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("trackio", reason="trackio is not installed: openworldmodel[trackio]")
     log_steps(tmp_path / "run", "trackio")
     assert list((tmp_path / "trackio").iterdir())
+
+
+def test_samples_reach_the_run_and_its_tracker_as_an_image_and_a_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, dict[str, Any]]] = []
+    session = SimpleNamespace(log=lambda values, step: sent.append((step, values)), finish=lambda: None)
+    package = SimpleNamespace(
+        init=lambda **_: session, Image=lambda path: ("image", path), Video=lambda path: ("video", path)
+    )
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    truth = np.random.default_rng(0).integers(0, 255, (2, 4, 32, 48, 3), dtype=np.uint8)
+    log = RunLog(tmp_path / "run", "state", 4, 0, True, 2, "wandb")
+    log.write_samples(2, truth, truth[:, ::-1], fps=8)
+    log.close()
+    samples = tmp_path / "run" / "samples"
+    image, video = samples / "state-000002.png", samples / "state-000002.mp4"
+    with av.open(video) as film:
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    assert len(frames) == 4
+    height, width, _ = frames[0].shape  # small frames are enlarged
+    assert (height / 64, width / 96) == (height // 64, height // 64)
+    values = {"state/sample_image": ("image", str(image)), "state/sample_video": ("video", str(video))}
+    assert sent == [(2, values)]
+    assert image.stat().st_size
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,15 +196,20 @@ def test_signals_are_handled_for_the_command_line_alone(
 def test_a_run_writes_metrics_plots_and_previews(
     run_config: TrainConfig, capsys: pytest.CaptureFixture[str], plots: None
 ) -> None:
-    run = finetune.train(run_config).parent
+    run = finetune.train(dataclasses.replace(run_config, log_every=1)).parent
     assert (run / "losses.png").stat().st_size > 5000
     previews = sorted(path.name for path in (run / "samples").iterdir())
     assert previews
-    assert set(previews) <= {f"state-{step:06d}.png" for step in (2, 4, 6)}
+    assert set(previews) <= {f"state-{step:06d}.{kind}" for step in (2, 4, 6) for kind in ("png", "mp4")}
     line = read_metrics(run)["state"][6]
     assert {"samples_per_s", "tokens_per_s", "stall_share"} <= line.keys()
     phases = ("data", "prepare", "forward", "backward", "optimizer", "other")
     assert sum(line[f"{phase}_share"] for phase in phases) == pytest.approx(1, abs=0.01)
+    norms = [value for name, value in line.items() if "/gradient_norm_" in name]
+    assert sum(norm**2 for norm in norms) ** 0.5 == pytest.approx(
+        next(value for name, value in line.items() if name.endswith("/gradient_norm")), rel=1e-5
+    )
+    assert line["lr/state"] > 0
     assert line["step_s"] > 0
     assert 0 < line["mfu"] < 1
     assert line["memory_gib"] > 0.1

@@ -25,7 +25,7 @@ from worldmodel.train.components import check_components, settings_of
 from worldmodel.train.objectives import base
 from worldmodel.train.objectives.base import SampleRng
 from worldmodel.train.optim.average import EMA
-from worldmodel.train.optim.optimizers import build_optimizers
+from worldmodel.train.optim.optimizers import build_optimizers, learning_rates
 from worldmodel.train.optim.schedule import set_learning_rates, warmup_stable_decay
 from worldmodel.train.run import summary
 from worldmodel.train.trainer import build_root, freeze
@@ -44,6 +44,22 @@ def test_learning_rates_warm_up_stay_and_decay() -> None:
     assert factors[51] < 1
     assert factors[51:] == sorted(factors[51:], reverse=True)
     assert factors[99] == pytest.approx(0.01, abs=0.025)
+
+
+def test_a_cosine_schedule_and_betas_are_settings_of_a_stage() -> None:
+    stage = StageConfig(
+        steps=110, warmup_steps=10, schedule="cosine", betas=(0.8, 0.9), tasks={"rounds": 1.0}
+    )
+    root = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"vision": torch.nn.Linear(2, 2)})})
+    optimizers = build_optimizers(root, stage)
+    assert all(group["betas"] == (0.8, 0.9) for group in optimizers["adamw"].param_groups)
+    rates = []
+    for step in (0, 9, 10, 60, 109):
+        set_learning_rates(optimizers, stage, step)
+        rates.append(learning_rates(root, optimizers)["lr/vision"] / stage.lr)
+    assert rates == pytest.approx([0.1, 1, 1, 0.505, 0.01], abs=1e-3)
+    with pytest.raises(ConfigError, match="betas"):
+        StageConfig(betas=(0.9, 1.0), tasks={"rounds": 1.0})
 
 
 def test_muon_gets_the_matrices_of_layers(make_model: Callable[..., WorldModel]) -> None:

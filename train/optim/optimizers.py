@@ -109,6 +109,18 @@ def rates_of(name: str, parameter: nn.Parameter, stage: StageConfig) -> tuple[fl
     return stage.lr if settings.lr is None else settings.lr, 0.0
 
 
+def learning_rates(root: nn.Module, optimizers: Optimizers) -> dict[str, float]:
+    """Return the present rates of each part of `root`, by name for metrics: the highest of its groups."""
+    parts = {id(parameter): name.split(".")[0] for name, parameter in trained_parameters(root)}
+    rates: dict[str, float] = {}
+    for kind, optimizer in optimizers.items():
+        for group in optimizer.param_groups:
+            for part in {parts[id(parameter)] for parameter in group["params"]}:
+                name = f"{'muon_lr' if kind == 'muon' else 'lr'}/{part}"
+                rates[name] = max(rates.get(name, 0.0), group["lr"])
+    return rates
+
+
 def muon_and_adamw(
     parameters: Iterable[Named], stage: StageConfig, muon_dtype: torch.dtype = torch.bfloat16
 ) -> Optimizers:
@@ -126,7 +138,7 @@ def muon_and_adamw(
         # Fused kernels update all weights in one launch, but only on CUDA; `foreach` is the next best.
         fused = all(parameter.is_cuda for _, parameter in rest)
         optimizers["adamw"] = torch.optim.AdamW(
-            groups_by_rate(rest, stage), betas=(0.9, 0.98), fused=fused, foreach=not fused
+            groups_by_rate(rest, stage), betas=stage.betas, fused=fused, foreach=not fused
         )
     if matrices:
         optimizers["muon"] = Muon(

@@ -1,5 +1,6 @@
 """Learning-rate schedules of a stage: the factor on the peak learning rates in each step."""
 
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -19,7 +20,15 @@ def warmup_stable_decay(step: int, stage: StageConfig) -> float:
     return 1.0 - 0.99 * (step - flat) / max(stage.steps - flat, 1)
 
 
-SCHEDULES: dict[str, Callable[..., float]] = {"warmup_stable_decay": warmup_stable_decay}
+def cosine(step: int, stage: StageConfig) -> float:
+    """Return the factor on the peak learning rate: linear warm-up, then half a cosine to 1 %."""
+    if step < stage.warmup_steps:
+        return (step + 1) / stage.warmup_steps
+    share = (step - stage.warmup_steps) / max(stage.steps - stage.warmup_steps, 1)
+    return 0.505 + 0.495 * math.cos(math.pi * share)
+
+
+SCHEDULES: dict[str, Callable[..., float]] = {"warmup_stable_decay": warmup_stable_decay, "cosine": cosine}
 
 
 def schedule_of(stage: StageConfig) -> Callable[..., float]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from worldmodel.errors import ConfigError, pip_install
 from worldmodel.io import atomic_file
-from worldmodel.media import contact_sheet, write_image
+from worldmodel.media import contact_sheet, write_image, write_video
 
 METRICS = "metrics.jsonl"
 MAX_CLIPS = 4
@@ -45,6 +45,7 @@ class RunLog:
             run.mkdir(parents=True, exist_ok=True)
             self.file = (run / METRICS).open("a", encoding="utf-8")
             self.tensorboard = _open_tensorboard(run / "tensorboard" / stage)
+            self.tracker_name = tracker
             self.tracker = _open_tracker(tracker, run, stage)
             self.bar = tqdm(total=steps, initial=first_step, desc=stage, unit="step", mininterval=2)
             self._reset()
@@ -114,17 +115,32 @@ class RunLog:
         self.stall_s = 0.0
         self.started = time.perf_counter()
 
-    def write_samples(self, step: int, truth: np.ndarray, predicted: np.ndarray) -> None:
-        """Write clips `[b, t, h, w, 3]`, the truth above the prediction, as an image into RUN/samples."""
+    def write_samples(self, step: int, truth: np.ndarray, predicted: np.ndarray, fps: float) -> None:
+        """Write clips `[b, t, h, w, 3]` into RUN/samples and to the trackers.
+
+        An image has the frames of the truth above those of the prediction, and a video has both side by side.
+        """
         if not self.active:
             return
-        pairs = zip(truth[:MAX_CLIPS], predicted[:MAX_CLIPS], strict=True)
+        pairs = list(zip(truth[:MAX_CLIPS], predicted[:MAX_CLIPS], strict=True))
         clips = [clip for pair in pairs for clip in pair]
         captions = ["truth", f"{self.stage}, step {step}"] * (len(clips) // 2)
         sheet = contact_sheet(clips, captions)
-        write_image(sheet, self.run / "samples" / f"{self.stage}-{step:06d}.png")
+        image = self.run / "samples" / f"{self.stage}-{step:06d}.png"
+        write_image(sheet, image)
+        samples = {"Image": image}
+        if truth.shape[1] > 1:
+            samples["Video"] = image.with_suffix(".mp4")
+            film = np.concatenate([np.concatenate(pair, axis=2) for pair in pairs], axis=1)
+            write_video(film, samples["Video"], fps)
         if self.tensorboard:
             self.tensorboard.add_image("samples", np.asarray(sheet), step, dataformats="HWC")
+        if self.tracker:
+            package = importlib.import_module(self.tracker_name)
+            logged = {kind: getattr(package, kind)(str(path)) for kind, path in samples.items()}
+            self.tracker.log(
+                {f"{self.stage}/sample_{kind.lower()}": value for kind, value in logged.items()}, step=step
+            )
 
     def close(self) -> None:
         """Close the bar and the files, and plot the losses of the run so far."""

@@ -1,5 +1,6 @@
 """`worldmodel info`: facts about a model, or a memory estimate for a config."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> None:
     """Print the components and sizes of a model, the actions it takes and the frames it generates."""
     args = _parser().parse_args(argv)
+    # `--gpus 8 pan` gives it all words that follow; what is no number is the config and its settings.
+    behind = list(itertools.dropwhile(str.isdecimal, args.gpus))
+    args.gpus = [int(number) for number in args.gpus[: len(args.gpus) - len(behind)]]
+    args.model, *behind = [*filter(None, [args.model]), *behind] or ["shapes-tiny"]
+    args.overrides = [*behind, *args.overrides]
     if args.plan:
         from worldmodel.train.memory.report import report
 
@@ -44,8 +50,7 @@ def _parser() -> Parser:
         "model",
         metavar="MODEL",
         nargs="?",
-        default="shapes-tiny",
-        help="name or folder of a model (default: %(default)s); with --plan, a training config",
+        help="name or folder of a model (default: shapes-tiny); with --plan, a training config",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with all figures")
     parser.add_argument("--figures", action="store_true", help="also print the figures of the model card")
@@ -57,8 +62,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--gpus",
-        type=int,
         nargs="+",
+        default=[],
         metavar="N",
         help="with --plan: numbers of GPUs of the run (default: 1 8 64, as far as the stage runs on them)",
     )

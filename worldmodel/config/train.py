@@ -13,7 +13,7 @@ from worldmodel.errors import ConfigError
 DecoderName = Literal["pyav", "torchcodec"]
 OBJECTIVES = ("codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint")
 OPTIMIZERS = ("muon",)
-SCHEDULES = ("warmup_stable_decay",)
+SCHEDULES = ("warmup_stable_decay", "cosine")
 
 LONGEST_HANG_S = 1e7
 """Greatest `hang_timeout_s`; the clocks of some platforms end soon after."""
@@ -76,9 +76,12 @@ class StageConfig:
     torch.optim.Optimizer such as torch.optim:SGD, or of a function that builds optimizers."""
     optimizer_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of an optimizer of your own beside lr and weight_decay."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of AdamW's averages of gradients and of their squares."""
     schedule: str = "warmup_stable_decay"
     """The factor on the peak learning rates in a step: warmup_stable_decay (see `warmup_steps` and
-    `constant_fraction`), or MODULE:NAME of a function of the step and this stage."""
+    `constant_fraction`), cosine (after the warm-up, half a cosine to 1 % of the peak), or MODULE:NAME of a
+    function of the step and this stage."""
     schedule_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of a schedule of your own."""
     warmup_steps: int = 60
@@ -124,6 +127,8 @@ class StageConfig:
                 f"A stage has lr {self.lr}, muon_lr {self.muon_lr} and weight_decay {self.weight_decay}; use "
                 "0 or more."
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"A stage has betas {list(self.betas)}; use 0 to below 1, such as [0.9, 0.95].")
         if not 0 < self.max_gradient_norm < math.inf:
             raise ConfigError(
                 f"A stage has max_gradient_norm {self.max_gradient_norm}; use a number above 0, a large one "

@@ -198,7 +198,7 @@ class StepSampler:
     ) -> None:
         self.stage, self.seed = stage, seed
         bucket = stage.batch_size * length_buckets
-        self.tasks = list(stage.tasks)
+        self.tasks = sorted(stage.tasks)  # the order in a file must not change a run
         weights_of_tasks = np.array([stage.tasks[task] for task in self.tasks])
         self.probabilities = weights_of_tasks / weights_of_tasks.sum()
         self.samplers = {

@@ -106,7 +106,7 @@ class Layout:
         """Number of queries that this process and its sp peers compute."""
         return self.length if self.shards is None else sum(self.shards.sp_sizes)
 
-    @cached_property
+    @property
     def longest(self) -> int:
         """Tokens of the longest document."""
         return int(self.position[self.kind != Kind.PAD].max()) + 1
