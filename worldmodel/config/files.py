@@ -50,9 +50,29 @@ def load(path: str | Path, overrides: list[str] | None = None, schema: type[T] =
     try:
         text = source.read_text(encoding="utf-8")
         layers = [OmegaConf.create(text), OmegaConf.from_dotlist(list(overrides or []))]
+        layers[0] = _without_replaced(*map(OmegaConf.to_container, layers))
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a readable config: {str(error).splitlines()[0]}") from None
     return _merge(schema, layers)
+
+
+def _without_replaced(values: Any, overrides: Any) -> Any:
+    """Return the values of a file without architectures of which overrides name another class.
+
+    The arguments of one are not those of the other.
+    """
+    if not isinstance(values, dict) or not isinstance(overrides, dict):
+        return values
+    replaced = {
+        name
+        for name, value in overrides.items()
+        if isinstance(value, dict) and not value.keys().isdisjoint(("_class_name", "model_type"))
+    }
+    return {
+        name: _without_replaced(value, overrides.get(name))
+        for name, value in values.items()
+        if name not in replaced
+    }
 
 
 def _merge(schema: type[T], layers: list[Any]) -> T:
