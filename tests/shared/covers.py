@@ -52,7 +52,7 @@ COVERS: dict[str, tuple[str, ...]] = {
     "tests/serving/test_vllm_families.py": ("serving/engine", "worldmodel/models/backbone"),
     "tests/unit/diffusers": ("train", *MODEL),
     "tests/unit/diffusers/test_presets.py": (
-        *("configs", "train", "worldmodel/cli", "worldmodel/config", "worldmodel/data"),
+        *("configs", "serving", "train", "worldmodel/cli", "worldmodel/config", "worldmodel/data"),
         *("worldmodel/recording", *MODEL),
     ),
     "tests/unit/flow": FLOW,

@@ -1,5 +1,6 @@
 """Tiny video models of diffusers: the real classes, with random weights."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,3 +267,19 @@ def pipeline(tiny: SimpleNamespace, tmp_path: Path, tokenizer: PreTrainedTokeniz
         return tmp_path / "pipeline", made
 
     return write
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the seconds of every step of the presets, as a table."""
+    rows: dict[str, dict[str, float]] = {}
+    for report in itertools.chain(*map(terminalreporter.getreports, ("passed", "failed"))):
+        rows |= dict(value for name, value in report.user_properties if name == "steps")
+    if rows:
+        names = list(dict.fromkeys(itertools.chain(*rows.values())))
+        terminalreporter.section("seconds of each step of the presets")
+        for line in (["preset", *names], ["---", *["---:"] * len(names)]):
+            terminalreporter.line(f"| {' | '.join(line)} |")
+        for preset, seconds in rows.items():
+            terminalreporter.line(
+                f"| {' | '.join([preset, *(str(seconds.get(each, '')) for each in names)])} |"
+            )
