@@ -35,7 +35,9 @@ def test_a_config_has_exactly_the_sources_that_it_names(tmp_path: Path) -> None:
 def test_another_architecture_on_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
     """The arguments of one class are not those of another; without a class they change single ones."""
     path = write(
-        tmp_path, "model: {generator: {width: 64, architecture: {_class_name: A, layers: 2, wide: 1}}}"
+        tmp_path,
+        "model: {condition_adapter: {kind: prompt}, "
+        "generator: {width: 64, architecture: {_class_name: A, layers: 2, wide: 1}}}",
     )
     other = configs.load(path, ["model.generator={architecture: {_class_name: B, layers: 3}}"])
     assert other.model.generator == GeneratorConfig(width=64, architecture={"_class_name": "B", "layers": 3})

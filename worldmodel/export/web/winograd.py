@@ -80,8 +80,7 @@ def tile_side(height: int, width: int) -> int:
 def minimal_filter(side: int) -> tuple[Any, Any, Any]:
     """Return the matrices B, G and A of `A (B x * G w)`: `side` outputs of a filter of three taps.
 
-    It is the transpose of a product of polynomials, which is found from its values at some points (Cook and
-    Toom).
+    It is the transpose of a product of polynomials, which is found from its values at some points.
     """
     points = np.array(POINTS[: side + TAPS - 2])[:, None]
 
