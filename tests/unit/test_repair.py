@@ -185,7 +185,7 @@ def test_changes_of_the_pictures_are_undone_where_they_are_named(
 ) -> None:
     def with_background(seed: int) -> RecordedEpisode:
         episode = moving(seed, steps=40)
-        frames = episode.cameras["render"].copy()
+        frames = episode.cameras["render"] // 8  # a dim square: the scenes hardly vary
         frames[:, :12, :40], frames[:, 50:, 50:] = (40, 160, 90), (200, 30, 60)  # no picture is symmetric
         return replace(episode, cameras={"render": frames})
 

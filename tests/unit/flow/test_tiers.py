@@ -100,7 +100,7 @@ def train_values(model: Path) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "init_from": str(model), "log_every": 1, "sample_every": 0, "checkpoint_every": 2,
-        "data": {"sources": {"web": {"kind": "flow"}}}, "stages": {"joint": stage},
+        "data": {"sources": {"web": {"kind": "flow"}}, "timeout_s": LIMIT_S}, "stages": {"joint": stage},
     }  # fmt: skip
 
 
