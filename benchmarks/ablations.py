@@ -72,7 +72,8 @@ def shipped() -> Settings:
     stages = settings["stages"]
     settings["stages"] = {name: stages[name] for name in ("alignment", "single")}
     settings["stages"]["single"] |= {"constant_fraction": 0.5, "batch_size": 24}
-    settings["init_from"] |= {"generator": "shapes-smol", "condition_adapter.to_cells": "shapes-smol"}
+    for name in ("generator", "condition_adapter.to_cells"):  # of another kind than the one here
+        del settings["init_from"][name]
     settings["model"] |= {"num_inference_steps": 0, "condition_adapter": {}, "generator": GENERATOR}
     return settings
 

@@ -21,7 +21,7 @@ from worldmodel.train.run import settings
 BIN = Path(sys.executable).parent
 INSTALLS = ("git clone ", "cd ", "python3.11 -m venv ", "pip install ")
 """Tested by tests/packaging."""
-OWN_TEST = {"own-world.md", "imagination.md"}
+OWN_TEST = {"own-world.md", "imagination.md", "evening.md"}
 """Pages whose commands take hours as written, and whose results have tests of their own."""
 PLAYED = [page for page in TUTORIAL if commands(page) and page.name not in OWN_TEST]
 TARGETS = ("demo", "train-tiny")

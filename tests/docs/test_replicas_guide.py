@@ -102,7 +102,7 @@ def test_guide_runs_as_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 def test_nginx_sends_a_world_to_one_replica(tmp_path: Path) -> None:
     with started(tmp_path) as urls, proxy(urls, tmp_path) as url, Client(url) as client:
-        worlds = [client.worlds.create(text="a red ball", num_inference_steps=1) for _ in range(6)]
+        worlds = [client.worlds.create(text="a red ball") for _ in range(6)]
         for world in worlds:
             for index in (1, 2, 3):
                 world.step("go")

@@ -18,7 +18,7 @@ from worldmodel.models.code import divergence, straight_through
 from worldmodel.models.conditioning import Codes, Prediction
 from worldmodel.models.layers.norm import upcast
 from worldmodel.models.outcome import OutcomeHead
-from worldmodel.models.rounds import embed_rounds
+from worldmodel.models.sequence import embed_rounds
 from worldmodel.models.state import State
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel

@@ -1,4 +1,4 @@
-"""Rounds of episodes: their latents from a frozen codec, and their sequence for the backbone."""
+"""Encoding of observations and rounds with a frozen codec, for training and to compute latents before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from worldmodel.actions import Action
 from worldmodel.config import WorldModelConfig
 from worldmodel.models.codec.autoencoder import VideoCodec, newest
-from worldmodel.models.conditioning import Codes
-from worldmodel.models.vision.adapter import Observation
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import SequenceGroup
 
@@ -149,26 +146,3 @@ class RoundEncoder:
             if {"describe", "ask"} & set(tasks):
                 made["observed"] = self.encode(own)
         return {name: rearrange(x, "(b n) t c h w -> b n t c h w", b=batch) for name, x in made.items()}
-
-
-def embed_rounds(
-    model: "WorldModel",
-    context: Float[Tensor, "b r s c h w"],
-    actions: Sequence[Action],
-    frames: Float[Tensor, "b r f 3 H W"] | None = None,
-    codes: Codes | None = None,
-) -> tuple[list[Float[Tensor, "_ d"]], Int[Tensor, "b r"]]:
-    """Return the backbone's sequence of every episode, and where in it each round ends.
-
-    `actions` are those of all rounds of the first episode, then of the next (`ActionAdapter.of_rounds`).
-    """
-    past, pixels = context.flatten(0, 1), None if frames is None else frames.flatten(0, 1)
-    history = None
-    if codes is not None and model.state is not None:
-        history = model.state.history(codes.following().flatten(0, 1))
-    seen = model.encode_observation(Observation(model.unseen(past), pixels), history)
-    parts = model.encode_action(actions).rows(seen.tokens, seen.queries)
-    ends = torch.tensor([sum(map(len, each)) for each in parts]).view(context.shape[:2]).cumsum(dim=1)
-    # One concatenation: a GPU computes it faster than the host could start one for every round.
-    whole = torch.cat([part for each in parts for part in each])
-    return list(whole.split(ends[:, -1].tolist())), ends

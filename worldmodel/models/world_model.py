@@ -30,7 +30,7 @@ from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.code import CodeSampling
 from worldmodel.models.conditioning import Codes, Condition, Prediction
 from worldmodel.models.loading.model_folder import PretrainedModel
-from worldmodel.models.rounds import embed_rounds
+from worldmodel.models.sequence import embed_rounds
 from worldmodel.models.state import State, StateHead
 from worldmodel.models.vision.adapter import EncodedObservation, Observation
 from worldmodel.parallel.agreement import Agreement

@@ -233,7 +233,9 @@ def read_tasks(folder: Path) -> tuple[str, ...] | None:
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
-    return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training")
+    """Return the record of a model's training; None without a usable one."""
+    record = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("training")
+    return record if isinstance(record, dict) else None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
