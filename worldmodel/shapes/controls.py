@@ -131,9 +131,10 @@ def sample_away_rollout(seed: int, index: int, rounds: int, away_rounds: int | N
     for number in range(rounds):
         if number == leave:
             way = _way_out(rng, scene)
-            samples.append(_play(rng, scene, camera=way))
+            samples.append(_play(rng, scene, controls=Controls(camera=way)))
         elif number == leave + away_rounds and way is not None:
-            samples.append(_play(rng, scene, camera=CameraMove(-way.right, -way.up)))
+            back = CameraMove(-way.right, -way.up)
+            samples.append(_play(rng, scene, controls=Controls(camera=back)))
         else:
             away = leave < number < leave + away_rounds
             kinds = ("drag", "push one", "words", "nothing") if away else ("drag", "words", "nothing")
@@ -210,9 +211,7 @@ def _play(
     scene: Scene,
     plan: Plan = STAY,
     controls: Controls = NO_CONTROLS,
-    camera: CameraMove | None = None,
 ) -> Sample:
-    controls = controls if camera is None else Controls(camera=camera)
     text = "" if plan == STAY else plan_to_text(plan, Scene(scene.background, in_view(scene)), rng)
     return Sample(text, simulate(scene, plan, controls))
 

@@ -1,9 +1,10 @@
-"""Databases of each kind."""
+"""Databases of each kind, and a record of what stages are called for."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flow_stages import CALLS
 from postgres import PostgresServer
 
 
@@ -30,3 +31,12 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'flow.db'}"
     return request.getfixturevalue("postgres").database()
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file in which the stages of `flows` note what they are called for."""
+    path = tmp_path / "calls"
+    path.touch()
+    monkeypatch.setenv(CALLS, str(path))
+    return path

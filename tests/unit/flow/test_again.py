@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from flow_stages import CALLS, flow_config, write_table
+from flow_stages import flow_config, write_table
 
 from worldmodel.cli import main
 from worldmodel.config import to_dict
@@ -30,14 +30,6 @@ SHORT = {"read": {}, "measure": {"settings": {"least": 110}}, "halves": {}, "sum
 def table(tmp_path: Path) -> Path:
     (tmp_path / "files").mkdir()
     return write_table(tmp_path / "files", 20)
-
-
-@pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "calls"
-    path.touch()
-    monkeypatch.setenv(CALLS, str(path))
-    return path
 
 
 def catalog_of(config: FlowConfig) -> Catalog:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from flow_stages import CALLS, flow_config, write_table
+from flow_stages import flow_config, write_table
 
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import ConfigError, DatabaseError
@@ -25,14 +25,6 @@ from worldmodel.flow.work.run import run_flow
 def table(tmp_path: Path) -> Path:
     (tmp_path / "files").mkdir()
     return write_table(tmp_path / "files", 30)
-
-
-@pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "calls"
-    path.touch()
-    monkeypatch.setenv(CALLS, str(path))
-    return path
 
 
 def counts(calls: Path) -> Counter[str]:
