@@ -131,7 +131,6 @@ def alignment() -> dict[str, Variant]:
 def states() -> dict[str, Variant]:
     """Query states against text states, both with a generator from random weights and no forecast."""
     shared = shipped()
-    shared["init_from"].pop("generator")
     shared["model"] |= {"num_inference_steps": 8, "condition_adapter": {"forecast": "none"}}
     generator = {"objective": "generator", "batch_size": 32, **GENERATED}
     generator["train"] = {"generator": {}, "state": {}, "condition_adapter": {}}
