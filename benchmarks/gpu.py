@@ -269,7 +269,7 @@ def step_figures(name: str, case: Case, setting: Setting) -> Iterator[Figure]:
         distributed.shutdown()
     yield Figure(f"{name}: time", seconds, "s")
     rate = flops / seconds / 1e12
-    product = measured_tflops(setting.device, distributed.PRECISIONS[setting.precision])
+    (product,) = measured_tflops(setting.device, (distributed.PRECISIONS[setting.precision],))
     for reference, against in ((dense_peak(setting.name), "dense bf16 peak"), (product, "measured product")):
         yield Figure(f"{name}: model FLOP/s", rate, "TFLOP/s", reference, against)
     device = "cuda" if setting.cuda else "cpu"

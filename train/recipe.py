@@ -96,7 +96,7 @@ class Machine:
         # One thread: several wait for each other on busy cores, and then measure a tenth of the speed.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        tflops = measured_tflops(device, PRECISIONS[precision], SECONDS)
+        (tflops,) = measured_tflops(device, (PRECISIONS[precision],), SECONDS)
         torch.set_num_threads(threads)
         if device.type == "cuda":
             memory = float(torch.cuda.mem_get_info()[1])

@@ -180,7 +180,7 @@ def peak_tflops(config: TrainConfig, mesh: Mesh, log: RunLog) -> float:
     if config.diagnostics.peak_tflops:
         return config.diagnostics.peak_tflops
     mesh.barrier()
-    peak = measured_tflops(mesh.device, PRECISIONS[config.precision])
+    (peak,) = measured_tflops(mesh.device, (PRECISIONS[config.precision],))
     log.print(f"  peak       {peak:.3g} TFLOP/s in {config.precision}, measured; mfu is relative to it")
     return peak
 

@@ -104,7 +104,7 @@ def test_phases_share_the_time() -> None:
 
 
 def test_the_measured_peak_is_that_of_a_matrix_product() -> None:
-    peak = measured_tflops(CPU, torch.float32)
+    (peak,) = measured_tflops(CPU, (torch.float32,))
     left = torch.randn(512, 512)
     began = time.perf_counter()
     for _ in range(20):
@@ -118,7 +118,7 @@ def test_the_faster_precision_is_that_of_the_faster_product(
     monkeypatch: pytest.MonkeyPatch, faster: str
 ) -> None:
     rates = {distributed.PRECISIONS[each]: 2.0 if each == faster else 1.0 for each in distributed.PRECISIONS}
-    monkeypatch.setattr(throughput, "measured_tflops", lambda device, dtype: rates[dtype])
+    monkeypatch.setattr(throughput, "measured_tflops", lambda device, dtypes: list(map(rates.get, dtypes)))
     assert faster_precision(CPU) == faster
 
 

@@ -152,22 +152,27 @@ class Meter:
 
 
 @cache
-def measured_tflops(device: torch.device, dtype: torch.dtype, seconds: float = 0.25) -> float:
-    """Return the TFLOP/s of a matrix product of random numbers: the best of several in `seconds`.
+def measured_tflops(
+    device: torch.device, dtypes: tuple[torch.dtype, ...], seconds: float = 0.25
+) -> tuple[float, ...]:
+    """Return the TFLOP/s of a matrix product of random numbers in each data type: the best of several.
 
-    Random, because products of zeros draw less power and run faster.
+    Random, because products of zeros draw less power and run faster. The data types take turns for
+    `seconds` each, so that a moment in which the machine is busy slows none of them alone.
     """
     size = 8192 if device.type == "cuda" else 512
-    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    best = float("inf")
-    ends = time.perf_counter() + seconds
+    left, right = (torch.randn(size, size, device=device) for _ in range(2))
+    operands = [(left.to(dtype), right.to(dtype)) for dtype in dtypes]
+    best = [float("inf")] * len(dtypes)
+    ends = time.perf_counter() + seconds * len(dtypes)
     while time.perf_counter() < ends:
-        phases = Phases(device)
-        phases.begin("product")
-        torch.matmul(left, right)
-        phases.begin("end")
-        best = min(best, phases.take()["product"])
-    return 2 * size**3 / best / 1e12
+        for index, pair in enumerate(operands):
+            phases = Phases(device)
+            phases.begin("product")
+            torch.matmul(*pair)
+            phases.begin("end")
+            best[index] = min(best[index], phases.take()["product"])
+    return tuple(2 * size**3 / least / 1e12 for least in best)
 
 
 def faster_precision(device: torch.device) -> Literal["bf16", "fp32"]:
@@ -175,7 +180,7 @@ def faster_precision(device: torch.device) -> Literal["bf16", "fp32"]:
 
     CPUs without instructions for bf16 emulate it, several times slower than fp32.
     """
-    bf16, fp32 = (measured_tflops(device, dtype) for dtype in (torch.bfloat16, torch.float32))
+    bf16, fp32 = measured_tflops(device, (torch.bfloat16, torch.float32))
     return "bf16" if bf16 > fp32 else "fp32"
 
 
