@@ -10,6 +10,7 @@ import pytest
 from worldmodel import shapes
 from worldmodel.actions import Action
 from worldmodel.config import ActionConfig
+from worldmodel.eval.goals import measured
 from worldmodel.eval.runner import Worlds
 from worldmodel.shapes import Act, Clip, Controls, Plan, Scene, SceneObject
 from worldmodel.shapes.controls import (
@@ -21,6 +22,7 @@ from worldmodel.shapes.controls import (
     sample_controls_rollout,
 )
 from worldmodel.shapes.evaluation.controls import camera_away, controlled
+from worldmodel.shapes.evaluation.goals import GOALS
 from worldmodel.shapes.physics import CameraMove, Drag, Push
 from worldmodel.shapes.scene import MAX_ZOOM
 from worldmodel.shapes.source import KEYS, ShapesSource
@@ -190,3 +192,8 @@ def test_the_true_world_is_right_and_a_copy_is_wrong() -> None:
             assert rates["copy_moved"]["value"] < 0.5
     away = camera_away(Simulator(), 4, SEED, away_rounds=(2,))["rounds away: 2"]  # type: ignore[arg-type]
     assert away["named"]["value"] == away["strict"]["value"] == 1
+    rows = measured(GOALS, {"controls": figures, "away": {"rounds away: 1": away}})
+    assert {row.path[1] for row in rows} == {*KINDS, "rounds away: 1"}
+    assert {row.met for row in rows} == {True, None}
+    copied = [row for row in rows if row.path[1:] == ("drag", "moved")]
+    assert list(copied[0].baselines) == ["copy"]

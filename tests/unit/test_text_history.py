@@ -11,10 +11,12 @@ from worldmodel import shapes
 from worldmodel.config import SMALL_DECODER, DataConfig, SourceConfig, StateConfig, WorldModelConfig
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
+from worldmodel.eval.goals import measured
 from worldmodel.eval.runner import ModelSubject
 from worldmodel.models import text
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.state import newest_observation
+from worldmodel.shapes.evaluation.goals import GOALS
 from worldmodel.shapes.evaluation.recall import recalled
 from worldmodel.shapes.recall import KINDS, NOTHING, sample_recall
 from worldmodel.shapes.source import ShapesSource, open_source
@@ -129,10 +131,11 @@ def test_questions_are_answered_by_earlier_rounds_alone() -> None:
 
 
 def test_the_evaluation_asks_worlds_and_lone_observations(model: WorldModel) -> None:
-    figures = recalled(ModelSubject(model), 2, SEED, recall_rounds=(2,))
-    assert set(figures) == {f"{kind}, 2 rounds" for kind in KINDS}
+    figures = recalled(ModelSubject(model), 2, SEED, recall_rounds=(1,))
+    assert set(figures) == {f"{kind}, 1 rounds" for kind in KINDS}
     for rates in figures.values():
         assert rates["right"]["n"] == rates["alone"]["n"] == 2
+    assert [row.path[1] for row in measured(GOALS, {"recall": figures})] == list(figures)
 
 
 def test_a_model_whose_texts_read_no_history_is_not_trained_on_such_questions() -> None:

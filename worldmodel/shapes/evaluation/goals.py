@@ -4,8 +4,12 @@ from worldmodel.eval.goals import Goal
 from worldmodel.eval.table import Path
 from worldmodel.eval.uncertainty import SEEDS
 from worldmodel.eval.uncertainty import STEPS as UNCERTAIN_STEPS
+from worldmodel.shapes.controls import KINDS as CONTROLS
+from worldmodel.shapes.evaluation.controls import AWAY_ROUNDS
 from worldmodel.shapes.evaluation.films import FILM_ROUNDS
 from worldmodel.shapes.evaluation.memory import HIDDEN_ROUNDS
+from worldmodel.shapes.evaluation.recall import RECALL_ROUNDS
+from worldmodel.shapes.recall import KINDS as QUESTIONS
 
 _SEEN = ("action_following", "val")
 _HELD_OUT = ("action_following", "held-out")
@@ -16,6 +20,17 @@ _WORDINGS = ("action_following", "paraphrases", "by_kind")
 def _beside(path: Path, name: str) -> dict[str, Path]:
     """Return the baselines of a rate: the forecast without the generator, and a copy of the first frame."""
     return {"0 steps": (*path, f"forecast_{name}"), "copy": (*path, f"copy_{name}")}
+
+
+def _control(kind: str, name: str, at_least: float | None = None) -> Goal:
+    right = {
+        "moved": "what moved is right, within 3 pixels",
+        "pixel": "every object is right, within a pixel",
+        "strict": "the whole last frame is right",
+    }
+    path = ("controls", kind)
+    baselines = {"copy": (*path, f"copy_{name}")}
+    return Goal(f"Controls, {kind}: {right[name]}", (*path, name), at_least=at_least, baselines=baselines)
 
 
 def _right(title: str, path: Path, name: str, at_least: float | None = None) -> Goal:
@@ -125,6 +140,30 @@ GOALS: tuple[Goal, ...] = (
             ("films", f"rounds of film: {rounds}", "pairs"),
         )
         for rounds in FILM_ROUNDS
+    ),
+    _control("drag", "moved", 0.92),
+    _control("push one", "moved"),
+    _control("push all", "moved"),
+    _control("pan", "pixel", 0.95),
+    _control("zoom", "pixel", 0.95),
+    *(_control(kind, "strict") for kind in CONTROLS),
+    *(
+        Goal(
+            f"Camera: objects that it left are as they were when it comes back; rounds away: {away}",
+            ("away", f"rounds away: {away}", "named"),
+            at_least=goal,
+            baselines={"forgotten": ("away", f"rounds away: {away}", "forgotten_named")},
+        )
+        for away, goal in zip(AWAY_ROUNDS, (0.95, 0.90, 0.85), strict=True)
+    ),
+    *(
+        Goal(
+            f"Questions about earlier rounds, {kind}, {rounds} rounds: the answer is right",
+            ("recall", f"{kind}, {rounds} rounds", "right"),
+            baselines={"newest observation alone": ("recall", f"{kind}, {rounds} rounds", "alone")},
+        )
+        for kind in QUESTIONS
+        for rounds in RECALL_ROUNDS
     ),
     Goal("Speed of one session", ("speed", "fps"), "fps", at_least=100.0),
     Goal("Action to first frame", ("speed", "first_frame"), "s", at_most=0.150),
