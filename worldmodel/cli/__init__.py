@@ -17,6 +17,7 @@ VERBS = {
     "describe": "describe an observation, answer a question about it, or infer an action",
     "info": "show the components, actions and figures of a model",
     "plan": "search for actions that lead to a goal, and try them in the real environment",
+    "rank": "order policies by what they earn in a world, and in the real environment",
     "eval": "evaluate a model and write a report",
     "demo": "steer a model on a web page",
     "first-steps": "run a short tour of what a model can do",

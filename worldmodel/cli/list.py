@@ -16,6 +16,7 @@ POLICIES = {
     "sticky": "random actions, each repeated for a while",
     "worldmodel.games.minigrid:explore": "walks, fetches keys and opens doors in MiniGrid",
     "worldmodel.games.minigrid:Missions": "follows a board's mission in BabyAI",
+    "worldmodel.games.minigrid:Player": "solves a MiniGrid board from its frame, for `worldmodel rank`",
     "worldmodel.games.coinrun:Run": "runs and jumps to the right in CoinRun",
     "worldmodel.games.pusht:Push": "pushes the block of PushT towards its goal",
     "worldmodel.games.vizdoom:Walk": "walks through the maze of ViZDoom",

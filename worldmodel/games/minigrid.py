@@ -2,6 +2,7 @@
 
 worldmodel record minigrid:MiniGrid-DoorKey-6x6-v0 --policy worldmodel.games.minigrid:explore …
 worldmodel record minigrid:BabyAI-GoToLocalS6N4-v0 --policy worldmodel.games.minigrid:Missions …
+worldmodel rank worldmodel.games.minigrid:Player random --world minigrid-doorkey …
 """
 
 from collections import deque
@@ -10,14 +11,21 @@ from typing import Any
 
 import numpy as np
 
+from worldmodel.media import Frame
+
 LEFT, RIGHT, FORWARD, PICK_UP, TOGGLE = 0, 1, 2, 3, 5
 """Actions of MiniGrid."""
-EMPTY, FLOOR, DOOR, KEY, GOAL = 1, 3, 4, 5, 8
+EMPTY, WALL, FLOOR, DOOR, KEY, GOAL = 1, 2, 3, 4, 5, 8
 """Types of objects in its observations."""
-OPEN, LOCKED = 0, 2
+OBJECTS = {"floor": FLOOR, "door": DOOR, "key": KEY, "goal": GOAL}
+"""Types of the objects that the judge names; all others are in the way."""
+OPEN, CLOSED, LOCKED = 0, 1, 2
 """States of doors."""
+STATES = {"open": OPEN, "closed": CLOSED, "locked": LOCKED}
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 """Columns and rows of a step up, right, down and left in the agent's view."""
+FACINGS = ("up", "right", "down", "left")
+"""Names of these directions."""
 RANDOM_SHARE, TRY_SHARE, WANDER_SHARE = 0.35, 0.3, 0.15
 """Shares of random actions, of attempts at a locked door without a key, and of steps to anywhere."""
 
@@ -66,6 +74,41 @@ class Missions:
         return int(self.bot.replan())
 
 
+class Player:
+    """Solves a board of which it sees the frame alone, so that it can play in a learned world, too."""
+
+    def __init__(self, env: Any) -> None:
+        from worldmodel.games.minigrid_judge import MiniGridJudge
+
+        self.judge, self.space = MiniGridJudge(), env.action_space
+
+    def reset(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self, observation: Frame) -> int:
+        """Return the next action; a random one where no agent or no way is to be seen."""
+        image, agent, facing = self._board(self.judge.read(observation))
+        if agent is not None:
+            carries = not (image[..., 0] == KEY).any()
+            first = _first_action(image, agent, _targets(image, agent, carries), facing)
+            if first is not None:
+                return first
+        return int(self.rng.integers(self.space.n))
+
+    @staticmethod
+    def _board(names: np.ndarray) -> tuple[np.ndarray, tuple[int, int] | None, int]:
+        """Return the board as MiniGrid's observations have it, the agent's cell, and where it faces."""
+        image, agent, facing = np.zeros((*names.T.shape, 3), int), None, 0
+        for (row, column), name in np.ndenumerate(names):
+            words = name.split()
+            image[column, row, 0] = next((OBJECTS[word] for word in words if word in OBJECTS), WALL)
+            image[column, row, 2] = next((STATES[word] for word in words if word in STATES), OPEN)
+            if words[0] == "agent":
+                agent, facing = (column, row), FACINGS.index(words[2])
+                image[column, row, 0] = FLOOR
+        return image, agent, facing
+
+
 def _is_free(cell: np.ndarray) -> bool:
     return cell[0] in (EMPTY, FLOOR, GOAL) or (cell[0] == DOOR and cell[2] == OPEN)
 
@@ -87,11 +130,11 @@ def _targets(image: np.ndarray, agent: tuple[int, int], has_key: bool) -> dict[t
 
 
 def _first_action(
-    image: np.ndarray, agent: tuple[int, int], targets: Mapping[tuple[int, int], int]
+    image: np.ndarray, agent: tuple[int, int], targets: Mapping[tuple[int, int], int], facing: int = 0
 ) -> int | None:
     """Return the first action of a shortest way to the nearest target; None if none can be reached."""
-    waiting: deque[tuple[int, int, int, int | None]] = deque([(*agent, 0, None)])
-    seen = {(*agent, 0)}
+    waiting: deque[tuple[int, int, int, int | None]] = deque([(*agent, facing, None)])
+    seen = {(*agent, facing)}
     while waiting:
         column, row, facing, first = waiting.popleft()
         ahead = column + MOVES[facing][0], row + MOVES[facing][1]
