@@ -12,7 +12,7 @@ from worldmodel.errors import InputError
 
 if TYPE_CHECKING:
     from worldmodel.models.world_model import WorldModel
-    from worldmodel.planning import ActionSet, Objective, PlanSettings
+    from worldmodel.planning import ActionSet, ModelSimulator, Objective, PlanSettings
     from worldmodel.planning.environment import Attempt
 
 
@@ -21,9 +21,12 @@ def main(argv: list[str]) -> None:
     args = _parser().parse_args(argv)
     if (args.start is None) == (args.env is None):
         raise InputError("Pass either --start IMAGE or --env ENV_ID.")
-    if args.goal is not None and args.reward is not None:
-        raise InputError("Pass either --goal IMAGE or --reward MODULE:NAME.")
-    from worldmodel.planning import GoalImage, PlanSettings, Return
+    score, words = _until(args.until)
+    if sum(given is not None for given in (args.goal, args.reward, words)) > 1:
+        raise InputError("Pass one goal: --goal IMAGE, --reward MODULE:NAME, or --until with words.")
+    if words is not None and args.true_simulator:
+        raise InputError("--true-simulator has no language model that judges a goal in words; leave it out.")
+    from worldmodel.planning import GoalImage, ModelSimulator, PlanSettings, Reached, Return
 
     reward = None if args.reward is None else import_callable("reward", args.reward)
     settings = PlanSettings(
@@ -32,25 +35,38 @@ def main(argv: list[str]) -> None:
         hold=args.hold,
         candidates=args.candidates,
         iterations=args.iterations,
-        until=args.until,
+        until=score,
         seed=args.seed,
         risk=args.risk,
     )
     model = load_model(args.model, base=args.base, device=args.device)
     size = model.config.codec.image_size
     objective = GoalImage(args.goal, size) if args.goal else Return(reward, args.discount)
+    simulator = ModelSimulator(model, args.seed, goal=words)
+    if words is not None:
+        objective = Reached()
     if args.env:
-        _try_in_environment(args, model, objective, settings)
+        _try_in_environment(args, simulator, objective, settings)
     else:
-        _plan_from_image(args, model, objective, settings)
+        _plan_from_image(args, simulator, objective, settings)
+
+
+def _until(given: str | None) -> tuple[float, str | None]:
+    """Return the score with which a search ends, and the goal in words, if it is one."""
+    if given is None:
+        return float("inf"), None
+    try:
+        return float(given), None
+    except ValueError:
+        return 0.5, given
 
 
 def _plan_from_image(
-    args: Namespace, model: "WorldModel", objective: "Objective", settings: "PlanSettings"
+    args: Namespace, simulator: "ModelSimulator", objective: "Objective", settings: "PlanSettings"
 ) -> None:
-    from worldmodel.planning import ModelSimulator, plan
+    from worldmodel.planning import plan
 
-    simulator = ModelSimulator(model, args.seed)
+    model = simulator.model
     session = model.session(args.seed)
     session.reset(args.start)
     check_observation(session)
@@ -80,17 +96,17 @@ def _actions(args: Namespace, model: "WorldModel") -> "ActionSet":
 
 
 def _try_in_environment(
-    args: Namespace, model: "WorldModel", objective: "Objective", settings: "PlanSettings"
+    args: Namespace, learned: "ModelSimulator", objective: "Objective", settings: "PlanSettings"
 ) -> None:
     import numpy as np
     from tqdm import tqdm
 
-    from worldmodel.planning import ModelSimulator
     from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
     from worldmodel.recording.environment import EnvironmentEpisodes
     from worldmodel.recording.settings import EnvironmentSettings
     from worldmodel.rollout.recording import Recording
 
+    model = learned.model
     played = EnvironmentEpisodes(
         EnvironmentSettings(
             args.env,
@@ -101,7 +117,7 @@ def _try_in_environment(
             env_args=dict(map(env_arg, args.env_arg)),
         )
     )
-    actions, learned = _actions(args, model), ModelSimulator(model, args.seed)
+    actions = _actions(args, model)
     true = EnvironmentSimulator(played) if args.true_simulator else None
     plans = args.plans or (None if args.replan else 8)
     attempts: dict[str, list[Attempt]] = {}
@@ -156,6 +172,8 @@ def _parser() -> Parser:
         "Search for actions that lead a world to a goal, by playing them in a model.\n"
         "With --env, episodes of the real environment are played by such plans, and by random actions.",
         "worldmodel plan mine --start now.png --goal wanted.png --out plan.mp4\n"
+        "  worldmodel plan shapes-tiny --start now.png --until 'is there a yellow thing' --method search \\\n"
+        "    --action 'the red ball turns yellow' --action 'the red ball moves left'\n"
         "  worldmodel plan mine --env minigrid:MiniGrid-DoorKey-6x6-v0 --method search --horizon 24 \\\n"
         "    --candidates 256 --until 0.5 --episodes 20",
     )
@@ -171,8 +189,12 @@ def _parser() -> Parser:
         metavar="MODULE:NAME",
     )
     option(goal, "--discount", "of rewards", 1.0)
-    goal.add_argument(
-        "--until", type=float, default=float("inf"), metavar="SCORE", help="end the search with this score"
+    option(
+        goal,
+        "--until",
+        "end the search with this score; or a goal in words: a question that the model answers by yes or no "
+        "('is there a yellow thing'), whose probability of yes is then what counts",
+        metavar="SCORE|GOAL",
     )
     _add_search_options(parser)
     _add_places(parser)

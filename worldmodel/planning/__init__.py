@@ -3,7 +3,7 @@
 `worldmodel.planning.environment` carries plans out in real environments.
 """
 
-from worldmodel.planning.objective import GoalImage, Objective, Return, Trajectory
+from worldmodel.planning.objective import GoalImage, Objective, Reached, Return, Trajectory
 from worldmodel.planning.proposals import ActionSet, Box, Choices, action_set
 from worldmodel.planning.search import METHODS, Plan, PlanSettings, plan
 from worldmodel.planning.simulator import ModelSimulator, Simulator
@@ -18,6 +18,7 @@ __all__ = [
     "Objective",
     "Plan",
     "PlanSettings",
+    "Reached",
     "Return",
     "Simulator",
     "Trajectory",

@@ -1,4 +1,4 @@
-"""Objectives of plans: rewards, or a goal image."""
+"""Objectives of plans: rewards, a goal in words, or a goal image."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +63,23 @@ class Return:
             given = self.reward(frames, action) if self.reward else outcome.reward if outcome else 0.0
             total += self.discount**number * given
         return total
+
+
+class Reached:
+    """The reward of the last round alone, for goals that count once: the probability of a goal in words."""
+
+    def __call__(self, trajectory: Trajectory, /) -> float:
+        """Return the reward; of no rounds, minus infinity.
+
+        Raises:
+            InputError: the simulator gives no rewards.
+        """
+        if not trajectory.outcomes:
+            return -np.inf
+        last = trajectory.outcomes[-1]
+        if last is None:
+            raise InputError("This simulator gives no rewards; plan in a model with a goal (ModelSimulator).")
+        return last.reward
 
 
 class GoalImage:

@@ -1,5 +1,6 @@
 """Simulators in which plans are tried; `worldmodel.planning.environment` has one of a real environment."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -7,10 +8,15 @@ from typing import Protocol, TypeVar
 from worldmodel.actions import Action
 from worldmodel.episodes import Outcome
 from worldmodel.media import Frame, Frames
+from worldmodel.models.text import TextSequence, sequences
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, SamplingParams, WorldState, play_round
+from worldmodel.rollout.session import check_task, read_question
+from worldmodel.rollout.state import newest_observation
 
 S = TypeVar("S")
+MAX_LOG_ODDS = 700.0
+"""Greater log-odds overflow as odds."""
 
 
 class Simulator(Protocol[S]):
@@ -41,6 +47,12 @@ class ModelSimulator:
         seed: Seed of all its worlds, so that the same actions lead to the same frames.
         num_inference_steps: Denoising steps; by default the model's.
         max_cache_bytes: Memory for the backbone's states of earlier rounds.
+        goal: A question that the language model answers by yes or no, or a statement that it was trained to
+            judge so. The probability of yes is then the reward of every round, and an episode ends when yes
+            is likelier than no.
+
+    Raises:
+        InputError: there is a goal, and the model was not trained to answer questions, or it is empty.
     """
 
     def __init__(
@@ -49,8 +61,13 @@ class ModelSimulator:
         seed: int = 0,
         num_inference_steps: int | None = None,
         max_cache_bytes: int = 2**30,
+        goal: str | None = None,
     ) -> None:
         self.model, self.seed = model, seed
+        if goal is not None:
+            check_task(model, "ask")
+            read_question(goal)
+        self.goal = goal
         session = model.session(seed, num_inference_steps)
         self.params: SamplingParams = session.params
         self.engine = LocalEngine(model.backbone, max_cache_bytes)
@@ -72,7 +89,24 @@ class ModelSimulator:
         Raises:
             InputError: the model does not take one of the actions.
         """
-        return play_round(self.model, self.engine, states, actions, self.params)
+        after = play_round(self.model, self.engine, states, actions, self.params)
+        return after if self.goal is None else self._judged(after, self.goal)
+
+    def _judged(self, states: Sequence[WorldState], goal: str) -> list[WorldState]:
+        """Replace the reward of each world by the probability that it has reached the goal."""
+        model, answers = self.model, ["yes", "no"]
+        rows: list[TextSequence] = []
+        for state in states:
+            observation = newest_observation(model, state)
+            rows += sequences(model, [observation] * 2, [goal] * 2, answers)
+        means = model.backbone.log_likelihoods(rows)
+        totals = [mean * int((labels >= 0).sum()) for mean, (_, labels) in zip(means, rows, strict=True)]
+        judged = []
+        for state, yes, no in zip(states, totals[::2], totals[1::2], strict=True):
+            probability = 1 / (1 + math.exp(min(no - yes, MAX_LOG_ODDS)))
+            over = any(outcome.ended for outcome in state.outcomes)
+            judged.append(replace(state, outcomes=(Outcome(probability, over or probability > 0.5),)))
+        return judged
 
     def frames(self, state: WorldState) -> Frames:
         """Return the frames of the newest round."""

@@ -7,6 +7,7 @@ from worldmodel.shapes.language import (
     parse,
     parse_caption,
     question,
+    statement,
 )
 from worldmodel.shapes.physics import (
     DIRECTIONS,
@@ -90,6 +91,7 @@ __all__ = [
     "sample_plan",
     "sample_rollout",
     "simulate",
+    "statement",
     "zone_of",
     "zone_scene",
 ]

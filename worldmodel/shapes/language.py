@@ -1,11 +1,14 @@
 """Sentences about scenes: actions and captions to text and back, and questions with answers."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from worldmodel.shapes.physics import DIRECTIONS, STAY, Act, Plan
+from worldmodel.shapes.relations import CLEAR
 from worldmodel.shapes.scene import (
     BACKGROUNDS,
     COLOURS,
@@ -238,7 +241,7 @@ def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
         return f"is there a {colour} thing", "no" if scene.find(colour) is None else "yes"
     obj = scene.objects[int(rng.integers(len(scene.objects)))]
     alone = sum(other.shape == obj.shape for other in scene.objects) == 1
-    name = f"the {obj.colour} {obj.shape}"
+    name = _name(obj)
     if kind == 3 and alone:
         return f"what colour is the {obj.shape}", obj.colour
     if kind <= 4:
@@ -246,3 +249,48 @@ def question(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
     if kind == 5:
         return f"where is {name}", zone_of(obj.x, obj.y)
     return f"what size is {name}", obj.size
+
+
+def statement(scene: Scene, rng: np.random.Generator) -> tuple[str, str]:
+    """Draw a statement about a scene, such as a goal; return it and whether it holds, yes or no.
+
+    Either is as likely where there are objects. What is not clear to see, such as which of two objects is
+    farther left if they are nearly at one column, is not asked.
+    """
+    true = bool(rng.integers(2)) and bool(scene.objects)
+    answer = "yes" if true else "no"
+    if not scene.objects:
+        return f"there is a {COLOURS[int(rng.integers(len(COLOURS)))]} thing", answer
+    obj = scene.objects[int(rng.integers(len(scene.objects)))]
+    name = _name(obj)
+    kind = int(rng.integers(5))
+    if kind == 0:
+        zone = zone_of(obj.x, obj.y)
+        return f"{name} is at the {zone if true else _another(zone, ZONES, rng)}", answer
+    if kind == 1:
+        return f"{name} is {obj.size if true else _another(obj.size, SIZES, rng)}", answer
+    if kind == 2:
+        same = sum(other.shape == obj.shape for other in scene.objects)
+        count = same if true else _another(same, range(len(scene.objects) + 2), rng)
+        verb, noun = ("is", obj.shape) if count == 1 else ("are", _PLURALS[obj.shape])
+        return f"there {verb} {_NUMBERS[count]} {noun}", answer
+    if kind == 3:
+        for other in scene.objects:
+            right, down = other.x - obj.x, other.y - obj.y
+            if abs(right) >= CLEAR:
+                side = "to the left of" if (right > 0) == true else "to the right of"
+                return f"{name} is {side} {_name(other)}", answer
+            if abs(down) >= CLEAR:
+                return f"{name} is {'above' if (down > 0) == true else 'below'} {_name(other)}", answer
+    colours = [each for each in COLOURS if (scene.find(each) is not None) == true]
+    return f"there is a {colours[int(rng.integers(len(colours)))]} thing", answer
+
+
+def _another(value: Any, values: Sequence[Any], rng: np.random.Generator) -> Any:
+    """Draw one of the values other than this one."""
+    others = [each for each in values if each != value]
+    return others[int(rng.integers(len(others)))]
+
+
+def _name(obj: SceneObject) -> str:
+    return f"the {obj.colour} {obj.shape}"

@@ -1,7 +1,8 @@
 """Questions that only the earlier rounds of a world can answer.
 
 What is hidden or out of view, and what happened, is in no pixel of the newest observation: a model has to
-read the rounds that it predicted from.
+read the rounds that it predicted from. Statements about what is there now are among them, too, which a model
+judges by yes or no: the goals of plans.
 """
 
 from collections.abc import Sequence
@@ -12,14 +13,14 @@ import numpy as np
 from worldmodel.shapes.controls import sample_away_rollout
 from worldmodel.shapes.films import sample_film_rollout
 from worldmodel.shapes.judge import find_objects
-from worldmodel.shapes.language import canonical_text
+from worldmodel.shapes.language import canonical_text, statement
 from worldmodel.shapes.memory import sample_memory_rollout
 from worldmodel.shapes.physics import STAY
 from worldmodel.shapes.sampling import Sample, sample_rollout
 from worldmodel.shapes.scene import SceneObject
 
 SPLIT = "recall"
-KINDS = ("hidden", "out of view", "a film", "acts")
+KINDS = ("hidden", "out of view", "a film", "acts", "a goal")
 NOTHING = "nothing"
 
 _SPLIT_ID = 1600
@@ -81,6 +82,8 @@ def sample_recall(seed: int, index: int, rounds: int, kind: str | None = None) -
     else:
         samples = sample_rollout("single", seed, index, rounds)
     ago = int(rng.integers(min(rounds, len(_AGO))))
+    if kind == "a goal":
+        return Recall(samples, 0, *statement(samples[-1].clip.after, rng))
     plan = samples[-1 - ago].clip.plan
     happened = NOTHING if plan == STAY else canonical_text(plan)
     return Recall(samples, observed, f"what happened {_AGO[ago]}", happened)
