@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from worldmodel.actions import Action
 from worldmodel.batch import to_device
 from worldmodel.data.loader import Batch
+from worldmodel.errors import ConfigError
 from worldmodel.models.vision.adapter import Observation
 from worldmodel.models.world_model import WorldModel
 
@@ -205,12 +206,21 @@ def label(batch: Batch, name: str, shape: Sequence[int]) -> tuple[Tensor, Tensor
     """Stack a label of all episodes on the CPU: values `[b, *shape]`, and which rows `[b]` have it.
 
     Rows whose source has no such label are zeros.
+
+    Raises:
+        ConfigError: one has another shape, such as that of the latent cells of another codec.
     """
     values = torch.zeros(len(batch.episodes), *shape)
     known = torch.zeros(len(batch.episodes), dtype=torch.bool)
     for row, episode in enumerate(batch.episodes):
         found = (episode.labels or {}).get(name)
-        if found is not None and found.shape == tuple(shape):
-            values[row] = torch.from_numpy(found)
-            known[row] = True
+        if found is None:
+            continue
+        if found.shape != tuple(shape):
+            raise ConfigError(
+                f"The label {name!r} of {episode.name!r} has the shape {found.shape}, and the model needs "
+                f"{tuple(shape)}; make the labels of your world for its latent cells (model.codec)."
+            )
+        values[row] = torch.from_numpy(found)
+        known[row] = True
     return values, known

@@ -38,13 +38,15 @@ class CodecConfig:
     image_size: Any = 64
     """[height, width] of a frame in pixels, or the side of a square; multiples of `spatial_factor`."""
     spatial_factor: int = 8
-    """Pixels along each side of a latent cell; 8 for our own autoencoder."""
+    """Pixels along each side of a latent cell; 4 or 8 for our own autoencoder. With 4, what moves by a few
+    pixels moves by whole cells, and there are four times as many: halve `widths`, and let several cells share
+    a query (`query_merge`) and a vision token (`vision.merge`)."""
     temporal_factor: int = 2
     """Frames that are encoded into one latent frame."""
     latent_channels: int = 16
     """Channels of a latent cell."""
     widths: tuple[int, int] = (64, 128)
-    """Our own autoencoder: channels of its layers at 1/4 and at 1/8 of the resolution."""
+    """Our own autoencoder: channels of its layers at half a cell and at a cell."""
     num_blocks: int = 3
     """Our own autoencoder: residual blocks per resolution in the decoder; the encoder has one fewer."""
 
@@ -70,8 +72,8 @@ class CodecConfig:
             raise ConfigError(
                 f"codec.dtype is {self.dtype!r}; our own codec is held in fp32, so leave it out."
             )
-        if self.is_ours and self.spatial_factor != 8:
-            raise ConfigError(f"codec.spatial_factor is {self.spatial_factor}; our own codec has 8.")
+        if self.is_ours and self.spatial_factor not in (4, 8):
+            raise ConfigError(f"codec.spatial_factor is {self.spatial_factor}; our own codec has 4 or 8.")
         # A list where it comes from a file; a square is one number however it is written.
         given = self.image_size if isinstance(self.image_size, list | tuple) else [self.image_size] * 2
         if len(given) != 2 or not all(

@@ -37,7 +37,6 @@ LABEL_WORDS = {
 }
 """Words that can hold on a latent cell, by kind, in the order of the label's last axis."""
 _WORDS = tuple(word for words in LABEL_WORDS.values() for word in words)
-_GRID = shapes.FRAME_SIZE // 8
 
 
 def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> "ShapesSource":
@@ -61,7 +60,7 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> "Shap
             f"data.sources.{name} asks about earlier rounds, which this model's texts do not read; set "
             "model.text_history to true."
         )
-    return ShapesSource(config.sources[name].split, model.action.keys)
+    return ShapesSource(config.sources[name].split, model.action.keys, model.codec.spatial_factor)
 
 
 class ShapesSource:
@@ -77,7 +76,7 @@ class ShapesSource:
     size = None
     streams = 0
 
-    def __init__(self, split: str = "train", keys: Collection[str] | None = None) -> None:
+    def __init__(self, split: str = "train", keys: Collection[str] | None = None, cell: int = 8) -> None:
         """Open a split.
 
         Args:
@@ -90,6 +89,7 @@ class ShapesSource:
                 then, written out, and `rounds` has these as actions, or `recall`, where `ask` has rounds
                 and a question that only these can answer.
             keys: Keys that the model takes; actions that need another key are given as text. None: all keys.
+            cell: Pixels along each side of the model's latent cells, on which the labels are.
         """
         splits = (
             *shapes.SPLITS,
@@ -108,7 +108,7 @@ class ShapesSource:
         self.name = self.split = split
         if split == RECALL:
             self.tasks = ("ask",)
-        self.keys = keys
+        self.keys, self.cell = keys, cell
 
     def at(self, index: int) -> "ShapesSource":
         """Return itself: an episode depends on the index alone."""
@@ -177,7 +177,7 @@ class ShapesSource:
         else:
             actions = tuple(_action(sample, rng, self.keys) for sample in samples)
         clips = tuple(sample.clip.frames for sample in samples)
-        labels = _labels(first)
+        labels = _labels(first, self.cell)
         if observed:
             labels = {"words": labels["words"]}  # no act is named in a film, and none is predicted
         return Episode(name, (before, *clips), actions, labels=labels, observed=observed)
@@ -211,16 +211,17 @@ def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[s
     return Action(sample.text)
 
 
-def _labels(sample: shapes.Sample) -> dict[str, np.ndarray]:
-    """Return the labels of the first round; see `World.label_words`."""
+def _labels(sample: shapes.Sample, cell: int) -> dict[str, np.ndarray]:
+    """Return the labels of the first round on cells of so many pixels; see `World.label_words`."""
+    side = shapes.FRAME_SIZE // cell
     before, after = sample.clip.before, sample.clip.after
     targets = {act.target_colour for stage in sample.clip.plan.stages for act in stage}
     targets |= _controlled(sample.clip)
-    named = np.zeros((_GRID, _GRID), dtype=np.float32)
+    named = np.zeros((side, side), dtype=np.float32)
     for obj in shapes.as_seen(before).objects:
         if obj.colour in targets:
-            named[_covered(obj)] = 1
-    words, next_words = _words_on_cells(before), _words_on_cells(after)
+            named[_covered(obj, cell)] = 1
+    words, next_words = _words_on_cells(before, cell), _words_on_cells(after, cell)
     next_words[(words == next_words).all(axis=-1)] = 0
     return {"words": words, "next_words": next_words, "named": named}
 
@@ -233,23 +234,26 @@ def _controlled(clip: shapes.Clip) -> set[str]:
     return {obj.colour for obj in clip.after.objects if still.find(obj.colour) != obj}
 
 
-def _words_on_cells(scene: shapes.Scene) -> np.ndarray:
+def _words_on_cells(scene: shapes.Scene, cell: int) -> np.ndarray:
     """Return which words hold on each latent cell, `[rows, columns, words]`."""
-    words = np.zeros((_GRID, _GRID, len(_WORDS)), dtype=np.float32)
+    side = shapes.FRAME_SIZE // cell
+    words = np.zeros((side, side, len(_WORDS)), dtype=np.float32)
     words[..., _WORDS.index(scene.background)] = 1
     for obj in shapes.as_seen(scene).objects:
         for word in (obj.colour, obj.shape, obj.size):
-            words[(*_covered(obj), _WORDS.index(word))] = 1
+            words[(*_covered(obj, cell), _WORDS.index(word))] = 1
     return words
 
 
-def _covered(obj: shapes.SceneObject) -> tuple[slice, slice]:
+def _covered(obj: shapes.SceneObject, cell: int) -> tuple[slice, slice]:
     """Return the rows and columns of the latent cells whose centre an object covers."""
     half = half_side_of(obj)
-    return _between(obj.y, half), _between(obj.x, half)
+    return _between(obj.y, half, cell), _between(obj.x, half, cell)
 
 
-def _between(middle: int, half: float) -> slice:
+def _between(middle: int, half: float, cell: int) -> slice:
     """Return the latent cells along one axis whose centre is at most `half` pixels from the middle."""
-    first, last = math.ceil((middle - half - 3.5) / 8), math.floor((middle + half - 3.5) / 8)
+    centre = (cell - 1) / 2  # of the first cell
+    first = math.ceil((middle - half - centre) / cell)
+    last = math.floor((middle + half - centre) / cell)
     return slice(max(first, 0), max(last + 1, 0))

@@ -18,9 +18,6 @@ from torch import Tensor, nn
 from worldmodel.config import CodecConfig
 from worldmodel.models.layers.norm import upcast
 
-PATCH = 4
-"""Side of the pixel patches that are folded into channels before the first convolution."""
-
 
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with a residual connection; initialised to the identity."""
@@ -110,9 +107,8 @@ def newest(frames: Float[Tensor, "b t c h w"], count: int) -> Float[Tensor, "b u
 
 
 class Codec(VideoCodec):
-    """A convolutional video autoencoder with 8x spatial and `temporal_factor`x temporal compression."""
+    """A convolutional video autoencoder: patches of half a latent cell, then two of them along each side."""
 
-    spatial_factor = 8
     causal = False
     latent_mean: Tensor
     latent_std: Tensor
@@ -121,8 +117,10 @@ class Codec(VideoCodec):
         super().__init__()
         self.config = config
         self.latent_channels, self.temporal_factor = config.latent_channels, config.temporal_factor
+        self.spatial_factor = config.spatial_factor
+        self.patch = self.spatial_factor // 2  # side of what is folded into channels before any convolution
         fine, coarse = config.widths
-        pixels = 3 * config.temporal_factor * PATCH**2
+        pixels = 3 * config.temporal_factor * self.patch**2
         z = config.latent_channels
         self.encoder = nn.Sequential(
             nn.Conv2d(pixels, fine, 3, padding=1),
@@ -155,7 +153,9 @@ class Codec(VideoCodec):
         missing = -frames.shape[1] % group
         if missing:
             frames = torch.cat([frames, frames[:, -1:].expand(-1, missing, -1, -1, -1)], dim=1)
-        x = rearrange(frames, "b (t g) c (h p) (w q) -> (b t) (g c p q) h w", g=group, p=PATCH, q=PATCH)
+        x = rearrange(
+            frames, "b (t g) c (h p) (w q) -> (b t) (g c p q) h w", g=group, p=self.patch, q=self.patch
+        )
         x = self.encoder(x.contiguous(memory_format=torch.channels_last))
         mean, log_variance = upcast(rearrange(x, "(b t) c h w -> b t c h w", b=frames.shape[0])).chunk(
             2, dim=2
@@ -187,8 +187,8 @@ class Codec(VideoCodec):
             b=latents.shape[0],
             g=group,
             c=3,
-            p=PATCH,
-            q=PATCH,
+            p=self.patch,
+            q=self.patch,
         )
 
     @torch.no_grad()
