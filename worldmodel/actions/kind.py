@@ -241,6 +241,14 @@ class ActionKind(ABC):
             ConfigError: it does not; the message begins with `key` and has the settings with which it does.
         """
 
+    def arranged(self, value: Any, names: Sequence[str], settings: Any) -> Any:
+        """Return a value whose numbers have these names as one that a model takes; '' leaves one out.
+
+        Raises:
+            InputError: it has another number of numbers.
+        """
+        return value
+
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
         """Return names of what a value, or None, does, by which `worldmodel data check` counts effects."""
         return [] if value is None else [f"{self.name} {self.label(value)}"]

@@ -1,4 +1,9 @@
-"""Vectors of numbers, such as the joints of a robot."""
+"""Vectors of numbers, such as the joints of a robot.
+
+A value has a number, or None, for each element that a model takes: data of a world without an element, beside
+data of worlds that have it, has None there. It enters a model as 0, which a linear layer neither sees nor
+learns from: that is also what 0, or the middle of the element's bounds, enters as.
+"""
 
 import math
 import reprlib
@@ -9,7 +14,11 @@ from typing import Any
 
 from worldmodel.actions.kind import NumbersKind
 from worldmodel.actions.numbers import NumberSpec
-from worldmodel.errors import ConfigError, did_you_mean
+from worldmodel.errors import ConfigError, InputError, did_you_mean
+
+ABSENT = "-"
+"""What stands in words for a number that is absent."""
+Vector = tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class VectorSettings:
 
 
 class VectorKind(NumbersKind):
-    """A number for each element of the vector, between its bounds if it has any."""
+    """A number, or None, for each element of the vector, between its bounds if it has any."""
 
     name = "vector"
     setting = (
@@ -111,9 +120,49 @@ class VectorKind(NumbersKind):
         """Return the names of the elements."""
         return settings.names
 
-    def label(self, value: tuple[float, ...]) -> str:
+    def parse(self, value: Any) -> Any:
+        """Parse a list of numbers, some of which may be None."""
+        if not isinstance(value, list | tuple) or all(x is not None for x in value):
+            return super().parse(value)
+        numbers = iter(super().parse([x for x in value if x is not None] or None) or ())
+        return tuple(None if x is None else next(numbers) for x in value)
+
+    def check(self, value: Vector, settings: VectorSettings) -> None:
+        """Check the number of numbers, and the bounds of those that are not None."""
+        low = settings.low or (0.0,) * len(value)
+        given = [x if x is not None else low[min(i, len(low) - 1)] for i, x in enumerate(value)]
+        super().check(given, settings)
+
+    def arranged(self, value: Vector, names: Sequence[str], settings: VectorSettings) -> Vector:
+        """Return the numbers of these names in the order of the model's; None for those that are absent."""
+        if len(value) != len(names):
+            raise InputError(f"its vector has {len(value)} numbers, and there are {len(names)} names of them")
+        given = dict(zip(names, value, strict=True))
+        return tuple(given.get(name) for name in settings.names)
+
+    def label(self, value: Vector) -> str:
         """Return the numbers in brackets."""
-        return f"[{', '.join(f'{x:.4g}' for x in value)}]"
+        return f"[{', '.join(ABSENT if x is None else f'{x:.4g}' for x in value)}]"
+
+    def say(self, value: Vector) -> str:
+        """Return the numbers with three significant digits, and a dash for each that is absent."""
+        return " ".join(ABSENT if x is None else f"{x:.3g}" for x in value)
+
+    def understand(self, words: str, settings: VectorSettings) -> Vector | None:
+        """Return the numbers, clipped to their bounds, and None for a dash."""
+        spoken = words.replace(",", " ").split()
+        numbers = super().understand(" ".join("0" if word == ABSENT else word for word in spoken), settings)
+        if numbers is None:
+            return None
+        return tuple(None if word == ABSENT else x for word, x in zip(spoken, numbers, strict=True))
+
+    def numbers(self, value: Vector | None, specs: Sequence[NumberSpec]) -> list[float]:
+        """Return the numbers; zeros if they are absent or too few."""
+        return super().numbers(tuple(x or 0.0 for x in value or ()), specs)
+
+    def vector_of(self, value: Vector) -> Sequence[float]:
+        """Return the numbers, 0 for those that are absent."""
+        return [x or 0.0 for x in value]
 
     def parse_cell(self, cell: Any) -> Any:
         """Parse a list of numbers; one number of a csv file is text."""
@@ -134,22 +183,31 @@ class VectorKind(NumbersKind):
         return {"size": len(values[0])}
 
     def check_specs(self, key: str, specs: Sequence[NumberSpec], settings: VectorSettings) -> None:
-        """Check that the model has the same elements."""
+        """Check that the model has these elements, by name, or as many if its have no names."""
         names = [spec.name for spec in specs]
-        if len(names) != settings.size or (settings.names and names != list(settings.names)):
+        if not settings.names and len(names) != settings.size:
             raise ConfigError(
                 f"{key} has vectors of {', '.join(names)}; set model.action.vector to "
                 f"{{size: {len(names)}, names: [{', '.join(names)}]}}."
             )
+        unknown = [name for name in names if settings.names and name not in settings.names]
+        if unknown:
+            raise ConfigError(
+                f"{key} has vectors with {', '.join(unknown)}, and the model knows "
+                f"{', '.join(settings.names)}; add the new names to model.action.vector, or give the "
+                f"numbers other names in {key}.numbers, with '' for those to leave out."
+            )
+        if settings.names and len({*names}) < len(names) and [*names] != [*settings.names]:
+            raise ConfigError(f"{key} has two numbers of one name among {', '.join(names)}; rename them.")
 
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
         """Return the signs of the numbers that are not 0."""
         pairs = zip(specs, value or (), strict=False)
         return [f"{spec.name} {'above' if x > 0 else 'below'} 0" for spec, x in pairs if x]
 
-    def features(self, value: tuple[float, ...], settings: VectorSettings) -> Sequence[float]:
-        """Return the numbers, scaled from their bounds, if there are any, to [-1, 1]."""
+    def features(self, value: Vector, settings: VectorSettings) -> Sequence[float]:
+        """Return the numbers, scaled from their bounds, if there are any, to [-1, 1]; 0 for absent ones."""
         if not settings.low:
-            return value
+            return [0.0 if x is None else x for x in value]
         bounds = zip(value, settings.low, settings.high, strict=True)
-        return [2 * (x - low) / (high - low) - 1 for x, low, high in bounds]
+        return [0.0 if x is None else 2 * (x - low) / (high - low) - 1 for x, low, high in bounds]

@@ -171,6 +171,9 @@ class SourceConfig:
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of the table by content: a mapping from video, question, answer, start, end, name and the kinds
     of action (text, keys, ...) to names of columns; see data/columns.py."""
+    numbers: tuple[str, ...] = ()
+    """Names of the numbers of its vectors, in their order, as in `names` of `model.action.vector`; an empty
+    name leaves a number out, such as padding. By default those that a recording states, or its own order."""
     preset: str = ""
     """Instead of `columns`, the name of a published table: webvid, panda70m, koala36m or openvid."""
     split: str = "train"

@@ -31,7 +31,7 @@ import os
 import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -41,6 +41,7 @@ from worldmodel.actions.text import TextKind
 from worldmodel.actions.track import Track
 from worldmodel.config import ActionConfig, SourceConfig
 from worldmodel.data.clips import Clip, Files, Outcomes, RoundFormat
+from worldmodel.data.recording import vector_names
 from worldmodel.errors import ConfigError, InputError, did_you_mean
 
 ASKED = ("question", "answer")
@@ -158,6 +159,7 @@ class RowReader:
                 f"{key}.columns must name the column of the video: one of {', '.join(offered)}."
             )
         self.format, self.action, self.root = format, action, root
+        self.names = vector_names(key, (), config.numbers, action)
         self.rate = rate or format.fps / format.action_frames
         self.has_actions = any(kind.name in self.columns for kind in control_kinds())
 
@@ -222,16 +224,26 @@ class RowReader:
         """
         tracks = {}
         for kind in action_kinds():
-            track = tracks[kind.name] = track_of(self._cell(row, kind.name), kind)
+            track = track_of(self._cell(row, kind.name), kind)
             try:
-                for value in set(track.values):
-                    if not kind.is_absent(value):
-                        kind.check(value, self.action.kinds[kind.name])
+                tracks[kind.name] = track = self._taken(track, kind)
             except InputError as error:
                 raise InputError(_clause(error)) from None
             kind.check_track(track)
         asked = {field: track_of(self._cell(row, field), QUESTION, field) for field in ASKED}
         return tracks | asked
+
+    def _taken(self, track: Track, kind: ActionKind) -> Track:
+        """Return values as the model takes them, each of which is checked once."""
+        settings, checked = self.action.kinds.get(kind.name), dict[Any, Any]()
+        for value in track.values:
+            if value in checked:
+                continue
+            checked[value] = value
+            if not kind.is_absent(value):
+                checked[value] = kind.arranged(value, self.names, settings) if self.names else value
+                kind.check(checked[value], settings)
+        return replace(track, values=tuple(checked[value] for value in track.values))
 
     def _outcomes(self, row: Row) -> Outcomes | None:
         """Return the rewards of a row, and whether its episode ended with the last, if it has both.

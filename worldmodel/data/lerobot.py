@@ -13,13 +13,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from worldmodel.actions import Action, specs_by_kind
+from worldmodel.actions import Action, action_kind, specs_by_kind
 from worldmodel.actions.track import Track
 from worldmodel.config import (
     ActionConfig,
@@ -32,7 +32,15 @@ from worldmodel.config import (
 from worldmodel.data.clips import BrokenClip, Clip, Outcomes, RoundFormat, Span
 from worldmodel.data.footage import ImageRows, Tiles, grid
 from worldmodel.data.lerobot_index import Files, Footage, LeRobotEpisode, read_episodes, read_tasks
-from worldmodel.data.recording import RATE_TOLERANCE, check_specs, is_whole, read_recording
+from worldmodel.data.recording import (
+    RATE_TOLERANCE,
+    VECTOR,
+    check_specs,
+    is_whole,
+    read_recording,
+    renamed,
+    vector_names,
+)
 from worldmodel.errors import ConfigError, InputError, pip_install
 from worldmodel.media.shared_video import REMOTE
 
@@ -267,7 +275,12 @@ class LeRobotDataset:
         return [name for name in self.info["features"] if name not in {*read, *self._outcome_columns()}]
 
     def clip(
-        self, number: int, format: RoundFormat, takes: ActionConfig, outcomes: bool = True
+        self,
+        number: int,
+        format: RoundFormat,
+        takes: ActionConfig,
+        outcomes: bool = True,
+        names: Sequence[str] = (),
     ) -> Clip | BrokenClip:
         """Return an episode as a clip with its actions.
 
@@ -276,6 +289,7 @@ class LeRobotDataset:
             format: of the model's rounds.
             takes: the actions that the model takes.
             outcomes: whether rewards are needed; if not, those that are no numbers do no harm.
+            names: of the numbers of vectors (`vector_names`).
         """
         episode = self.episodes[number]
         name = f"{os.path.basename(self.root)} episode {episode.index}"
@@ -286,6 +300,9 @@ class LeRobotDataset:
             taken = [column for column, spec in enumerate(self.specs) if takes.takes[spec.field]]
             specs, numbers = [self.specs[column] for column in taken], numbers[::stride, taken]
             actions = [Action.of_numbers(specs, row) for row in numbers.tolist()]  # one per action, not frame
+            if names:
+                arranged = partial(action_kind(VECTOR).arranged, names=names, settings=takes.vector)
+                actions = [replace(action, vector=arranged(action.vector)) for action in actions]
             for action in set(actions):
                 action.check(takes)
             usable = stated.shape[1] and (outcomes or np.isfinite(stated).all())
@@ -331,7 +348,9 @@ class LeRobotSource:
         self.dataset = LeRobotDataset(config.path, key, config.columns)
         self.format, self.takes, self.outcomes = RoundFormat.of(model), model.action, model.outcomes
         # Frames and actions are drawn by their times, so rates need not agree.
-        check_specs(key, [replace(spec, rate=0.0) for spec in self.dataset.specs], model)
+        specs = renamed(self.dataset.specs, config.numbers)
+        check_specs(key, [replace(spec, rate=0.0) for spec in specs], model)
+        self.names = vector_names(key, self.dataset.specs, config.numbers, model.action)
         recorded = max((spec.rate for spec in self.dataset.specs), default=0.0)
         if recorded > model.fps / model.action_frames * (1 + RATE_TOLERANCE):
             LOG.warning(
@@ -350,7 +369,8 @@ class LeRobotSource:
 
     def at(self, index: int) -> Clip | BrokenClip:
         """Return an episode."""
-        return self.dataset.clip(self.chosen[index % self.size], self.format, self.takes, self.outcomes)
+        chosen = self.chosen[index % self.size]
+        return self.dataset.clip(chosen, self.format, self.takes, self.outcomes, self.names)
 
     def _chosen(self, key: str, split: str) -> list[int]:
         """Return the episodes of a split, which `worldmodel data split` stores."""
@@ -445,18 +465,21 @@ def _specs(feature: Any, fps: float) -> tuple[ActionSpec, ...]:
 
 
 def with_action_spec(config: TrainConfig) -> TrainConfig:
-    """Return a run whose model states what its actions mean, as the first of its recordings does.
+    """Return a run whose model states what its actions mean, as its recordings do.
 
     A model that states it already keeps what it has; every source is checked against it when it is opened.
     """
     if config.model.action.spec:
         return config
-    takes = config.model.action
+    takes, found = config.model.action, dict[tuple[str, str], ActionSpec]()
     for source in config.data.sources.values():
-        specs = _stated(source) if source.weight else ()
-        if spec := tuple(each for each in specs if takes.takes[each.field]):
-            return replace(config, model=replace(config.model, action=replace(takes, spec=spec)))
-    return config
+        for spec in renamed(_stated(source), source.numbers) if source.weight else ():
+            if takes.takes[spec.field]:
+                found.setdefault((spec.kind, spec.name), spec)
+    if not found:
+        return config
+    action = replace(takes, spec=tuple(found.values()))
+    return replace(config, model=replace(config.model, action=action))
 
 
 def _stated(source: SourceConfig) -> tuple[ActionSpec, ...]:

@@ -3,12 +3,14 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from worldmodel.actions import specs_by_kind
-from worldmodel.config import ActionSpec, WorldModelConfig
+from worldmodel.actions import action_kind, specs_by_kind
+from worldmodel.config import ActionConfig, ActionSpec, WorldModelConfig
 from worldmodel.errors import ConfigError
 
+VECTOR = "vector"
 RATE_TOLERANCE = 1e-4
 """Share by which rates of actions may differ: they are written with a few digits."""
 
@@ -28,6 +30,41 @@ def read_recording(folder: str | Path) -> tuple[tuple[ActionSpec, ...], int] | N
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{str(file)!r} cannot be read ({type(error).__name__}: {error}).") from None
     return specs, whole_fps(fps, repr(str(file)))
+
+
+def renamed(specs: Sequence[ActionSpec], numbers: Sequence[str]) -> list[ActionSpec]:
+    """Return specs whose numbers of vectors have the names `numbers`; an empty one leaves a number out."""
+    given, found = iter(numbers), []
+    for spec in specs:
+        name = next(given, "") if numbers and spec.field == VECTOR else spec.name
+        found += [replace(spec, name=name)] if name else []
+    return found
+
+
+def vector_names(
+    key: str, specs: Sequence[ActionSpec], numbers: Sequence[str], takes: ActionConfig
+) -> tuple[str, ...]:
+    """Return the names of the numbers of a source's vectors; nothing where they are those of the model.
+
+    Args:
+        key: config key of the source, for messages.
+        specs: what a recording states, or nothing.
+        numbers: `data.sources.NAME.numbers`.
+        takes: the actions that the model takes.
+
+    Raises:
+        ConfigError: there is not a name for each number, the model does not know one, or has no names.
+    """
+    settings, stated = takes.vector, [spec.name for spec in specs if spec.field == VECTOR]
+    if numbers and not (settings and settings.names):
+        raise ConfigError(f"{key}.numbers needs names in model.action.vector, which has none; add them.")
+    if numbers and stated and len(numbers) != len(stated):
+        raise ConfigError(f"{key}.numbers has {len(numbers)} names; use {len(stated)}, one for each number.")
+    if not (settings and settings.names):
+        return ()
+    names = tuple(numbers or stated)
+    action_kind(VECTOR).check_specs(key, [ActionSpec(name) for name in names if name], settings)
+    return () if names == settings.names else names
 
 
 def is_whole(fps: float) -> bool:

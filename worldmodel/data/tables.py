@@ -12,6 +12,7 @@ import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -22,7 +23,7 @@ from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
 from worldmodel.data.index_file import indexed
-from worldmodel.data.recording import check_specs, read_recording
+from worldmodel.data.recording import check_specs, read_recording, renamed, vector_names
 from worldmodel.errors import ConfigError, InputError, pip_install
 from worldmodel.io import atomic_file, user_cache
 
@@ -317,8 +318,10 @@ class TableSource:
         root = os.path.abspath(root)
         specs, _ = read_recording(root) or ((), 0)
         rate = max((spec.rate for spec in specs), default=0.0)
-        self.reader = RowReader(name, config, self.table.columns, self.format, model.action, root, rate)
-        check_specs(self.key, [spec for spec in specs if spec.field in self.reader.columns], model)
+        named = replace(config, numbers=vector_names(self.key, specs, config.numbers, model.action))
+        self.reader = RowReader(name, named, self.table.columns, self.format, model.action, root, rate)
+        stated = renamed(specs, config.numbers)
+        check_specs(self.key, [spec for spec in stated if spec.field in self.reader.columns], model)
         if isinstance(self.table, ParquetTable):
             self.table.wanted = self.reader.needed
         self.tasks = self.reader.tasks

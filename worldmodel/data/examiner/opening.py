@@ -117,6 +117,7 @@ def open_config(name: str, source: SourceConfig) -> Examined:
     """
     if source.kind not in SOURCE_KINDS or source.kind == "text":
         raise InputError(f"{name!r} is of kind {source.kind}, which has no episodes in files to examine.")
+    source = replace(source, numbers=())  # vectors as they are stored, and not as a model takes them
     return _lerobot(name, source) if source.kind == "lerobot" else _clips(name, source)
 
 
