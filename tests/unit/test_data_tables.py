@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from clip_tables import open_table, write_table
 
-from worldmodel.data import tables
+from worldmodel.data import files, tables
 from worldmodel.data.clips import BrokenClip, Clip
 from worldmodel.data.tables import NUM_PROBED, LineTable
 from worldmodel.errors import ConfigError, InputError
@@ -89,7 +89,7 @@ def test_tables_that_are_no_lists_or_cut_are_refused(tmp_path: Path, monkeypatch
     ):
         with pytest.raises(ConfigError, match=message):
             tables.open_table(tmp_path / name)
-    monkeypatch.setattr(tables, "MAX_UNPACKED_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 100)
     (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b"video,text\n" * 1000))
     with pytest.raises(ConfigError, match="when unpacked"):
         tables.open_table(tmp_path / "d.csv.gz")

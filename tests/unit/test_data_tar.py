@@ -1,5 +1,6 @@
 """WebDataset shards: read in any order, by their headers, and nothing but clips."""
 
+import gzip
 import io
 import json
 import os
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from worldmodel import media
 from worldmodel.actions import Action
 from worldmodel.config import ActionConfig, DataConfig, SourceConfig, StageConfig, WorldModelConfig
-from worldmodel.data import loader, tar
+from worldmodel.data import files, loader, tar
+from worldmodel.data.argument import read_source
 from worldmodel.data.clips import Clip
 from worldmodel.data.index_file import MIN_BYTES
 from worldmodel.data.sources import Source, open_source
@@ -205,6 +208,108 @@ def test_processes_share_the_reading_of_headers(large: Path, monkeypatch: pytest
         ranges = tar.clip_ranges(shards)
         assert [len(each) for each in ranges] == [2] * 6
         assert read == [f"s-{i}.tar" for i in (2, 3, 4, 5, 0, 1)]
+
+
+def jpegs(count: int, step: int = 3) -> list[bytes]:
+    """Images whose grey value is 20 + `step` * number."""
+    found = []
+    for number in range(count):
+        out = io.BytesIO()
+        Image.new("RGB", (32, 32), (20 + step * number,) * 3).save(out, "JPEG", quality=95)
+        found.append(out.getvalue())
+    return found
+
+
+@pytest.mark.parametrize("name", ["000", "frame_000", "left.000"])
+def test_numbered_images_under_one_key_are_a_clip(tmp_path: Path, name: str) -> None:
+    images, before = jpegs(40), name[:-3]
+    frames = [(f"run/a.{before}{number:03d}.jpg", image) for number, image in enumerate(images)]
+    right = [(f"run/a.right.{number:03d}.jpg", jpegs(1)[0]) for number in range(40)]
+    other = [(f"run/b.{before}{number:03d}.JPEG", image) for number, image in enumerate(images[::-1])]
+    record = {"text": "turn", "keys": [["left"]] * 4}
+    # The parts of both clips and of a second camera alternate, and the numbers of the first go down.
+    alternating = [each for three in zip(frames[::-1], right, other, strict=True) for each in three]
+    path = write(tmp_path / "a.tar", [*alternating, ("run/a.json", json.dumps(record).encode())])
+    source = open_tar(path)
+    assert source.size == 2
+    assert source.at(0).name == f"a.tar/run/a.{before}039.jpg"
+    whole = source.at(0).episode("rounds", 0, 0, 4)
+    seen = np.concatenate([each.mean(axis=(1, 2, 3)) for each in whole.observations])
+    assert np.abs(seen - (20 + 3 * np.arange(len(seen)))).max() < 2
+    assert {action.keys for action in whole.actions} == {("left",)}
+    seen = np.concatenate(
+        [x.mean(axis=(1, 2, 3)) for x in source.at(1).episode("rounds", 0, 0, 4).observations]
+    )
+    assert np.abs(np.diff(seen) + 3).max() < 2
+
+
+def test_images_have_the_rate_of_their_json(tmp_path: Path) -> None:
+    """Of images at 16 per second, a model at 8 sees every other."""
+    frames = [(f"a.{number}.png", image) for number, image in enumerate(jpegs(64))]
+    record = {"fps": 16}
+    source = open_tar(write(tmp_path / "a.tar", [*frames, ("a.json", json.dumps(record).encode())]))
+    episode = source.at(0).episode("rounds", 0, 0, 3)
+    seen = np.concatenate([each.mean(axis=(1, 2, 3)) for each in episode.observations])
+    assert np.abs(np.diff(seen) - 6).max() < 2
+    bad = open_tar(write(tmp_path / "b.tar", [*frames, ("a.json", b'{"fps": "fast"}')]))
+    with pytest.raises(InputError, match="its fps is 'fast'"):
+        bad.at(0).episode("rounds", 0, 0, 1)
+
+
+def test_a_missing_image_is_no_shorter_clip(tmp_path: Path) -> None:
+    frames = [(f"a.{number:02d}.jpg", image) for number, image in enumerate(jpegs(20))]
+    source = open_tar(write(tmp_path / "a.tar", [*frames[:7], *frames[8:]]))
+    with pytest.raises(InputError, match="19 images with numbers from 0 to 19, and some"):
+        source.at(0).episode("rounds", 0, 0, 1)
+    every_other = open_tar(write(tmp_path / "b.tar", frames[::2]))
+    assert len(every_other.at(0).episode("rounds", 0, 0, 1).observations[1]) == 8
+
+
+def test_images_beside_a_video_and_of_other_cameras_are_counted(
+    tmp_path: Path, video: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (image,) = jpegs(1)
+    members = [("a.mp4", video), ("a.0.jpg", image), ("a.1.jpg", image), ("a.jpg", image)]
+    members += [(f"b.{camera}.{number}.jpg", image) for camera in "lr" for number in range(9)]
+    path = write(tmp_path / "a.tar", members)
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("c.mp4")
+        link.type, link.linkname = tarfile.SYMTYPE, "a.mp4"
+        tar.addfile(link)
+    assert open_tar(path).size == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    for words in (
+        "2 images beside a video", "9 images of another sequence", "1 members .jpg", "1 links and devices"
+    ):  # fmt: skip
+        assert words in said
+
+
+@pytest.mark.parametrize("end", [".tar.gz", ".tgz"])
+def test_packed_shards_are_unpacked_once(
+    shard: Path, tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    packed = tmp_path / f"s{end}"
+    packed.write_bytes(gzip.compress(shard.read_bytes()))
+    (settings,) = read_source(str(tmp_path)).sources.values()
+    assert (settings.kind, settings.path) == ("webdataset", str(tmp_path / f"*{end}"))
+    plain, source = open_tar(shard), open_tar(settings.path)
+    assert "1 packed shards" in caplog.text
+    assert source.size == plain.size == 6
+    for index in range(6):
+        expected, found = (each.at(index).episode("describe", 0, index, 1) for each in (plain, source))
+        assert np.array_equal(found.observations[0], expected.observations[0])
+    (kept,) = (tmp_path / "cache").rglob("*.tar")
+    before = kept.stat().st_mtime_ns
+    open_tar(settings.path)
+    assert kept.stat().st_mtime_ns == before
+    packed.write_bytes(packed.read_bytes()[:-5000])
+    with pytest.raises(ConfigError, match="cannot be unpacked"):
+        open_tar(packed)
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 10_000)
+    packed.write_bytes(gzip.compress(bytes(2**21)))
+    with pytest.raises(ConfigError, match="GiB when unpacked"):
+        open_tar(packed)
 
 
 def test_other_members_are_ignored(tmp_path: Path, video: bytes) -> None:

@@ -19,6 +19,7 @@ from worldmodel.errors import InputError
 
 NUM_LOOKED_AT = 20
 """Rows of a table, from its beginning, by which its columns and the folder of its videos are found."""
+SHARDS = (".tar", ".tar.gz", ".tgz")
 VIDEO_COLUMNS = ("video", "path", "file")
 """Columns of a table that may name its videos; the first that it has is used."""
 
@@ -41,13 +42,14 @@ def read_source(argument: str) -> DataConfig:
     path = Path(after if after and before == "clips" else argument).expanduser()
     if (path / "meta" / "info.json").is_file():
         return DataConfig({"lerobot": SourceConfig("lerobot", str(path))})
-    if path.suffix == ".tar":
+    if path.name.endswith(SHARDS):
         return DataConfig({"webdataset": SourceConfig("webdataset", str(path))})
     if reason := unread_format(path):
         raise InputError(f"{argument!r} is no source of data: {reason}.")
     if path.is_dir():
-        if any(path.glob("*.tar")):
-            return DataConfig({"webdataset": SourceConfig("webdataset", str(path / "*.tar"))})
+        for end in SHARDS:
+            if any(path.glob(f"*{end}")):
+                return DataConfig({"webdataset": SourceConfig("webdataset", str(path / f"*{end}"))})
         path = _table_in(path)
     if path.is_file() and is_table(path):
         return DataConfig({path.stem: _clips(path)})

@@ -1,12 +1,22 @@
 """Files by path, or by an address such as https:// or s3://, which fsspec reads."""
 
 import glob
+import gzip
+import hashlib
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from worldmodel.errors import InputError
+from worldmodel.io import atomic_file, user_cache
+
+PACKED = (".gz", ".tgz")
+"""Ends of the names of files that are unpacked."""
+MAX_UNPACKED_BYTES = 2**33
+"""Largest content of a packed file."""
 
 READ_AHEAD = 2**16
 """Bytes that are read from an address at a time: a header and what is near it."""
@@ -68,6 +78,33 @@ def read_range(path: str, offset: int, size: int) -> bytes:
     with _remote_errors():
         data = storage.cat_file(inner, start=offset, end=offset + size)
     return data if len(data) <= size else data[offset : offset + size]  # a server without byte ranges
+
+
+def unpacked(path: str) -> str:
+    """Return the path of the content of a packed file, in the user's cache; that of any other as it is.
+
+    Raises:
+        InputError: its content is larger than `MAX_UNPACKED_BYTES`.
+        OSError: it cannot be read, or is damaged.
+        EOFError: it is cut off.
+    """
+    if not path.endswith(PACKED):
+        return path
+    name = path if "://" in path else os.path.abspath(path)
+    changed = "" if "://" in path else os.stat(path).st_mtime_ns
+    with open_file(path) as (packed, size):
+        key = hashlib.sha256(f"{name} {size} {changed}".encode()).hexdigest()[:32]
+        suffix = ".tar" if path.endswith(".tgz") else Path(Path(path).stem).suffix
+        target = user_cache() / "unpacked" / f"{key}{suffix}"
+        if target.is_file():
+            return str(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(packed) as content, atomic_file(target) as temporary, temporary.open("wb") as file:
+            while block := content.read(2**20):
+                file.write(block)
+                if file.tell() > MAX_UNPACKED_BYTES:
+                    raise InputError(f"it has more than {MAX_UNPACKED_BYTES // 2**30} GiB when unpacked")
+    return str(target)
 
 
 def _storage(path: str) -> tuple[Any, str]:

@@ -1,7 +1,10 @@
-"""Frames that are not in one video file: images in the rows of a table, and cameras side by side."""
+"""Frames that are not in one video file: images in a table or a tar file, and cameras side by side."""
 
+import io
 import math
 import os
+import re
+import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,7 +14,7 @@ import numpy as np
 
 from worldmodel import media
 from worldmodel.config import height_width
-from worldmodel.data.clips import Footage, RoundFormat
+from worldmodel.data.clips import Footage, Part, RoundFormat
 from worldmodel.data.columns import inside
 from worldmodel.errors import InputError
 from worldmodel.media.shared_video import REMOTE, open_path
@@ -95,6 +98,63 @@ def row_groups(path: str) -> list[int]:
     """Return the number of rows of each row group of a parquet file."""
     with _open(path) as file:
         return [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+
+
+@dataclass(frozen=True)
+class TarFrames:
+    """Numbered images of one sample in a tar file, of which the range has the first and the last."""
+
+    part: Part
+    pattern: re.Pattern[str]
+    """Matches what follows the first dot in the name of an image: what is before its number, and that."""
+    num_frames: int
+    fps: float
+    """Frames per second; 0: those of the format."""
+
+    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
+        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
+
+        Raises:
+            InputError: the file is gone or damaged, or a number is missing among those of the images.
+        """
+        count = max(min(wanted, self.length(format) - first), 1)
+        images, rate = self.images(), (self.fps or format.fps) / format.fps
+        rows = [min(int((first + index) * rate + 1e-3), len(images) - 1) for index in range(count)]
+        found = {row: media.read_image(images[row], format.size) for row in sorted({*rows})}
+        return np.stack([found[row] for row in rows])
+
+    def length(self, format: RoundFormat) -> int:
+        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
+        return int((self.num_frames - 1) * format.fps / (self.fps or format.fps) + 1e-3) + 1
+
+    def images(self) -> list[bytes]:
+        """Return the files of the images, by their numbers.
+
+        Raises:
+            InputError: as `read`.
+        """
+        if self.part.size > (most := media.MediaLimits().max_video_bytes):
+            raise InputError(f"its images have more than {most // 2**20} MiB together; divide the clip")
+        data, found, key = self.part.read(), dict[int, bytes](), None
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+                for member in tar:
+                    path, _, rest = member.name.rpartition("/")[2].partition(".")
+                    image = self.pattern.fullmatch(rest.lower()) if member.isreg() else None
+                    same = (member.name.rpartition("/")[0], path, image[1]) if image else None
+                    key = key or same
+                    if image and same == key and int(image[2]) not in found:
+                        found[int(image[2])] = data[member.offset_data :][: member.size]
+        except tarfile.TarError as error:
+            if len(found) < self.num_frames:
+                raise InputError(f"its images cannot be read ({error})") from None
+        numbers = sorted(found)
+        if len({*np.diff(numbers).tolist()}) > 1:
+            raise InputError(
+                f"it has {len(numbers)} images with numbers from {numbers[0]} to {numbers[-1]}, and some "
+                "between them are missing"
+            )
+        return [found[number] for number in numbers]
 
 
 @dataclass(frozen=True)

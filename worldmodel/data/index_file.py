@@ -18,7 +18,7 @@ from worldmodel.io import atomic_file, user_cache
 
 MIN_BYTES = 2**20
 """Smaller files are read faster than their index."""
-VERSION = 3
+VERSION = 4
 
 
 def indexed(path: str | Path, kind: str, build: Callable[[], np.ndarray]) -> np.ndarray:

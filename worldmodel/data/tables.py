@@ -4,8 +4,6 @@ Opening a table reads some of its rows; the offsets of all are stored beside it 
 """
 
 import csv
-import gzip
-import hashlib
 import json
 import os
 import threading
@@ -22,13 +20,13 @@ import numpy as np
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
+from worldmodel.data.files import PACKED, unpacked
 from worldmodel.data.index_file import indexed
 from worldmodel.data.recording import check_specs, read_recording, renamed, vector_names
 from worldmodel.errors import ConfigError, InputError, pip_install
-from worldmodel.io import atomic_file, user_cache
 
-MAX_ARRAY_BYTES, MAX_UNPACKED_BYTES = 2**29, 2**33
-"""Largest json list, which is parsed at once, and largest content of a .gz file."""
+MAX_ARRAY_BYTES = 2**29
+"""Largest json list, which is parsed at once."""
 NUM_PROBED = 100
 """Rows, spread over the table, that are checked before training starts."""
 
@@ -229,13 +227,12 @@ KINDS = {
     ".json": ArrayTable,
     ".parquet": ParquetTable,
 }
-PACKED = ".gz"
 
 
 def is_table(path: str | Path) -> bool:
     """Return whether a path ends as that of a table does."""
     path = Path(path)
-    return (Path(path.stem) if path.suffix == PACKED else path).suffix in KINDS
+    return (Path(path.stem) if path.suffix in PACKED else path).suffix in KINDS
 
 
 def open_table(path: str | Path) -> Table:
@@ -252,7 +249,7 @@ def open_table(path: str | Path) -> Table:
             f"The table {str(path)!r} does not end in one of {', '.join(KINDS)}, or that and .gz."
         )
     try:
-        opened = _unpacked(path) if path.suffix == PACKED else path
+        opened = Path(unpacked(str(path)))
         kind = KINDS[opened.suffix]
         if kind is ArrayTable and not _is_list(opened):  # lines of objects, as c4 has
             kind = LineTable
@@ -274,26 +271,6 @@ def first_rows(table: Rows, count: int) -> Iterator[Row]:
 def _is_list(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-
-
-def _unpacked(path: Path) -> Path:
-    """Return the content of a .gz file as one in the user's cache.
-
-    Raises:
-        InputError: it is larger than a table may be.
-        OSError: it is damaged.
-    """
-    found = path.stat()
-    key = hashlib.sha256(f"{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()
-    target = user_cache() / "tables" / f"{key[:32]}{Path(path.stem).suffix}"
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with gzip.open(path) as packed, atomic_file(target) as temporary, temporary.open("wb") as file:
-            while block := packed.read(2**20):
-                file.write(block)
-                if file.tell() > MAX_UNPACKED_BYTES:
-                    raise InputError(f"it has more than {MAX_UNPACKED_BYTES // 2**30} GiB when unpacked")
-    return target
 
 
 class TableSource:

@@ -1,15 +1,19 @@
 """WebDataset shards: tar files in which the parts of a sample follow each other under one name.
 
-`kitchen-001.mp4`, `kitchen-001.json` and `kitchen-001.txt` make one clip. The headers are read once, and the
-index of each shard is stored (see index_file.py); after that a clip is a seek and a read, in any order.
-Shards may be at addresses (https://, s3://), and are then read by byte ranges, while training.
-Nothing is unpacked, and members of other kinds (`.pyd`, `.pth`, links, …) are never read.
+`kitchen-001.mp4`, `kitchen-001.json` and `kitchen-001.txt` make one clip, and so do numbered images in place
+of the video: `kitchen-001.000.jpg`, `kitchen-001.001.jpg`, … The headers are read once, and the index of each
+shard is stored (see index_file.py); after that a clip is a seek and a read, in any order. Shards may be at
+addresses (https://, s3://), and are then read by byte ranges, while training. Members are not unpacked, and
+those of other kinds (`.pyd`, `.pth`, links, …) are never read; a shard that ends in .gz or .tgz is unpacked
+as a whole into the user's cache.
 """
 
 import dataclasses
 import json
 import logging
+import math
 import os
+import re
 import tarfile
 from array import array
 from collections import Counter
@@ -23,13 +27,16 @@ import numpy as np
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
 from worldmodel.data.columns import Row, RowReader, own_columns
-from worldmodel.data.files import find_files, open_file
+from worldmodel.data.files import PACKED, find_files, open_file, unpacked
+from worldmodel.data.footage import TarFrames
 from worldmodel.data.index_file import indexed
 from worldmodel.errors import ConfigError, InputError
 
 log = logging.getLogger(__name__)
-VIDEO, TEXT, JSON = "video", "txt", "json"
+VIDEO, TEXT, JSON, FRAMES = "video", "txt", "json", "frames"
 KINDS = {**dict.fromkeys(("mp4", "webm", "mkv", "avi", "gif"), VIDEO), "txt": TEXT, "json": JSON}
+IMAGE = re.compile(r"(.*?)(\d+)\.(?:jpe?g|png|webp)")
+"""What follows the first dot in the name of an image of a sequence: `000.jpg`, `frame_000.jpg`."""
 MAX_TEXT_BYTES = 2**20
 NUM_PROBED = 20
 """Clips whose json is read to find its fields."""
@@ -40,6 +47,8 @@ class ByteRange(NamedTuple):
 
     offset: int = 0
     size: int = 0
+    num_images: int = 0
+    """Of a sequence, whose range is from the first header to the end of the last image."""
 
 
 class TarSource:
@@ -47,10 +56,10 @@ class TarSource:
 
     `data.sources.NAME.columns` maps a clip's fields to fields of the json parts (see columns.py). Fields with
     the same name (`text`, `keys`, `start`, …) need no mapping, and the txt part is the text where the json
-    has none.
+    has none. Images are on screen at the frame rate in the field `fps` of the json part, or at the model's.
 
     Raises:
-        ConfigError: no tar file matches, one is damaged or compressed, or they hold no video.
+        ConfigError: no tar file matches, one is damaged, or they hold no video.
     """
 
     streams = 0
@@ -63,12 +72,20 @@ class TarSource:
                 f"{key}.path is {config.path!r}, which matches no file; set it to a tar file, or "
                 "to several as data/*.tar or https://host/{000..127}.tar."
             )
+        if packed := [path for path in self.shards if path.endswith(PACKED)]:
+            log.warning("%s: %d packed shards are unpacked into the cache.", key, len(packed))
+        try:
+            self.shards = list(map(unpacked, self.shards))
+        except (OSError, EOFError, InputError) as error:
+            raise ConfigError(f"{key}: a shard of {config.path!r} cannot be unpacked: {error}.") from None
         tables = clip_ranges(self.shards)
         numbers = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         self.ranges = np.column_stack([numbers, np.concatenate(tables)])
         self.size = len(self.ranges)
         if not self.size:
-            raise ConfigError(f"{key}: no sample of {config.path!r} has a video ({', '.join(KINDS)}).")
+            raise ConfigError(
+                f"{key}: no sample of {config.path!r} has a video ({', '.join(KINDS)}) or numbered images."
+            )
         self.format = RoundFormat.of(model)
         some = np.unique(np.linspace(0, self.size - 1, NUM_PROBED).astype(int))
         fields: set[str] = set()
@@ -86,11 +103,14 @@ class TarSource:
 
     def at(self, index: int) -> Clip | BrokenClip:
         """Return a clip."""
-        shard, *offsets = (int(x) for x in self.ranges[index % self.size])
-        video = Part(self.shards[shard], *offsets[:2])
-        name = f"{os.path.basename(video.path)}/{self._name(video)}"
+        number = index % self.size
+        shard, offset, size, *_, count = (int(x) for x in self.ranges[number])
+        video = Part(self.shards[shard], offset, size)
+        name = f"{os.path.basename(video.path)}/{self._name(video, count > 0)}"
         try:
-            return self.reader.clip(self.row(index % self.size), name, video=video)
+            row = self.row(number)
+            frames = TarFrames(video, IMAGE, count, _rate(row)) if count else video
+            return self.reader.clip(row, name, video=frames)
         except InputError as error:
             return BrokenClip(name, str(error))
 
@@ -111,7 +131,7 @@ class TarSource:
         Raises:
             InputError: they cannot be read.
         """
-        shard, _, _, *offsets = (int(x) for x in self.ranges[number])
+        shard, _, _, *offsets, _ = (int(x) for x in self.ranges[number])
         text, record = (Part(self.shards[shard], *part) for part in (offsets[:2], offsets[2:]))
         if max(text.size, record.size) > MAX_TEXT_BYTES:
             raise InputError(f"its json or txt is larger than {MAX_TEXT_BYTES // 2**20} MiB")
@@ -127,9 +147,9 @@ class TarSource:
             raise InputError("its json is not an object")
         return row
 
-    def _name(self, part: Part) -> str:
-        """Return the name in the header before a part, at most its first 100 bytes."""
-        header = Part(part.path, part.offset - tarfile.BLOCKSIZE, 100)
+    def _name(self, part: Part, begins: bool) -> str:
+        """Return the name in the header before a part, or with which it begins: its first 100 bytes."""
+        header = Part(part.path, part.offset - tarfile.BLOCKSIZE * (not begins), 100)
         try:
             return header.read().split(b"\0")[0].decode(errors="replace")
         except InputError:
@@ -137,7 +157,9 @@ class TarSource:
 
 
 def clip_ranges(shards: Sequence[str]) -> list[np.ndarray]:
-    """Return for each shard the offsets and sizes of the video, text and json of its clips, `[n, 6]`.
+    """Return for each shard the offsets and sizes of the video, text and json of its clips, `[n, 7]`.
+
+    The last number is that of the images in place of a video, 0 for a video.
 
     The processes of a run begin at different shards and find the indexes that others have stored, so that a
     header is read by one of them.
@@ -173,19 +195,36 @@ def find_shards(pattern: str) -> list[str]:
 def _ranges(shard: str, passed: Counter[str]) -> np.ndarray:
     found = array("q")
     for sample in samples(shard, passed):
-        if VIDEO in sample:
-            for kind in (VIDEO, TEXT, JSON):
-                found.extend(sample.get(kind, ByteRange()))
-        else:
+        frames = sample.get(FRAMES, ByteRange())
+        if VIDEO in sample and frames.num_images:
+            passed["images beside a video"] += frames.num_images
+        elif VIDEO not in sample and not frames.num_images:
             passed["samples without a video"] += 1
-    return np.array(found, dtype=np.int64).reshape(-1, 6)
+            continue
+        video = sample.get(VIDEO, frames)
+        for part in (video, sample.get(TEXT, ByteRange()), sample.get(JSON, ByteRange())):
+            found.extend(part[:2])
+        found.append(video.num_images)
+    return np.array(found, dtype=np.int64).reshape(-1, 7)
+
+
+def _rate(row: Row) -> float:
+    """Return the frame rate that a json part states; 0 if it states none.
+
+    Raises:
+        InputError: it is no rate.
+    """
+    fps = row.get("fps", 0.0)
+    if not isinstance(fps, int | float) or not 0 <= fps < math.inf:
+        raise InputError(f"its fps is {fps!r}, which is no number of frames per second")
+    return float(fps)
 
 
 def samples(path: str, passed: Counter[str] | None = None) -> Iterator[dict[str, ByteRange]]:
     """Yield the byte ranges of every sample of a tar file, by kind; of one at an address, headers are read.
 
-    The parts of a sample have its name, and need not follow each other. A second part of a kind begins
-    another sample of that name.
+    The parts of a sample have its name, and need not follow each other. A second part of a kind, or a second
+    image of a number, begins another sample of that name.
 
     Args:
         path: the file.
@@ -196,12 +235,14 @@ def samples(path: str, passed: Counter[str] | None = None) -> Iterator[dict[str,
     """
     found: list[dict[str, ByteRange]] = []
     named: dict[tuple[str, str], dict[str, ByteRange]] = {}
+    images: dict[tuple[str, str], tuple[str, set[int]]] = {}  # what is before their numbers, and those
     passed = Counter() if passed is None else passed
     try:
         with open_file(path) as (file, whole), tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined] # otherwise it keeps all of them
                 if not member.isreg():
+                    passed["links and devices"] += not member.isdir()
                     continue
                 if member.offset_data + member.size > whole:
                     raise ConfigError(
@@ -211,17 +252,32 @@ def samples(path: str, passed: Counter[str] | None = None) -> Iterator[dict[str,
                 stem, _, extension = file.partition(".")
                 if not stem:  # a hidden file, such as the one that macOS adds for each
                     continue
-                kind = KINDS.get(extension.lower())
+                image = IMAGE.fullmatch(extension.lower())
+                kind = FRAMES if image else KINDS.get(extension.lower())
                 if kind is None:
                     passed[f"members .{extension}" if extension else "members without extension"] += 1
                     continue
-                parts = named.get((folder, stem))
-                if parts is None or kind in parts:
-                    parts = named[folder, stem] = {}
+                key = folder, stem
+                before, numbers = images.get(key, ("", set[int]()))
+                parts = named.get(key)
+                known = image is not None and image[1] == before and int(image[2]) in numbers
+                if parts is None or known or (kind in parts and not image):
+                    parts, numbers = {}, set()
+                    named[key] = parts
                     found.append(parts)
-                parts[kind] = ByteRange(member.offset_data, member.size)
+                    images.pop(key, None)
+                if not image:
+                    parts[kind] = ByteRange(member.offset_data, member.size)
+                elif numbers and image[1] != before:
+                    passed["images of another sequence"] += 1
+                else:
+                    first = parts.get(FRAMES, ByteRange(member.offset))
+                    end = member.offset_data + member.size
+                    parts[FRAMES] = ByteRange(first.offset, end - first.offset, first.num_images + 1)
+                    numbers.add(int(image[2]))
+                    images[key] = image[1], numbers
     except (tarfile.TarError, OSError) as error:
         raise ConfigError(
-            f"{path!r} cannot be read as a tar file ({error}); unpack a .tar.gz first."
+            f"{path!r} cannot be read as a tar file ({error}); a packed one must end in .tar.gz."
         ) from None
     yield from found

@@ -1,16 +1,20 @@
 """Shards of WebDataset, here, over http(s) or in an object store: each video is a byte range of its shard."""
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
 from worldmodel.data.clips import Part
-from worldmodel.data.tar import JSON, MAX_TEXT_BYTES, TEXT, VIDEO, ByteRange, find_shards, samples
+from worldmodel.data.tar import FRAMES, JSON, MAX_TEXT_BYTES, TEXT, VIDEO, ByteRange, find_shards, samples
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.catalog.records import NewClip, clip_id
 from worldmodel.flow.sources.rows import plain
 from worldmodel.flow.text import is_odd, storable
+
+log = logging.getLogger(__name__)
 
 
 def listing(name: str, config: FlowSourceConfig, first: int) -> Iterator[list[NewClip]]:
@@ -24,13 +28,18 @@ def listing(name: str, config: FlowSourceConfig, first: int) -> Iterator[list[Ne
     shards = find_shards(config.path)
     if not shards:
         raise ConfigError(f"sources.{name}.path {config.path!r} matches no file; set it to tar files.")
-    number = 0
+    number, passed = 0, Counter[str]()
     for shard in shards:
-        for sample in samples(shard):
+        for sample in samples(shard, passed):
             if VIDEO in sample:
                 if number >= first:
                     yield [_clip(name, config, shard, sample)]
                 number += 1
+            else:
+                passed["clips of single images" if FRAMES in sample else "samples without a video"] += 1
+    if passed:
+        kinds = ", ".join(f"{count} {what}" for what, count in passed.most_common(5))
+        log.warning("In the shards of %s, what no clip is made of: %s.", name, kinds)
 
 
 def _clip(name: str, config: FlowSourceConfig, shard: str, sample: dict[str, ByteRange]) -> NewClip:
