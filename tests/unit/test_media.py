@@ -301,7 +301,7 @@ BAD_BYTES = {
     "too many pixels": png_of(7000, 7000),
     "bomb": png_of(100_000, 100_000),
     "heic": b"\0\0\0\x18ftypheic" + bytes(64),
-    "tiff": encoded(Image.fromarray(video(1)[0]), "TIFF"),
+    "ppm": encoded(Image.fromarray(video(1)[0]), "PPM"),
     "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n",
     "playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n",
     "mp4 without a video": b"\0\0\0\x18ftypisom" + bytes(12),

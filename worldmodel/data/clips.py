@@ -17,12 +17,13 @@ from worldmodel.data.files import read_range
 from worldmodel.data.latents import StoredLatents, StoredTexts
 from worldmodel.episodes import DESCRIBE, WHAT_HAPPENED, EncodedObservations, Episode, Outcome
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.media.limits import VIDEO_SUFFIXES
 
 START_SHARE = 0.2
 """Share of episodes that begin as a session does from an image: nothing is known of the frames before it."""
 _Part = tuple[int, int, np.ndarray | None, EncodedObservations | None]
 """Part of a clip: its first frame, number of rounds, frames where they are needed, and latents."""
-EXTENSIONS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
+EXTENSIONS = ("", *VIDEO_SUFFIXES)
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,11 @@ from worldmodel.data.files import PACKED, find_files, open_file, unpacked
 from worldmodel.data.footage import TarFrames
 from worldmodel.data.index_file import indexed
 from worldmodel.errors import ConfigError, InputError
+from worldmodel.media.limits import VIDEO_SUFFIXES
 
 log = logging.getLogger(__name__)
 VIDEO, TEXT, JSON, FRAMES = "video", "txt", "json", "frames"
-KINDS = {**dict.fromkeys(("mp4", "webm", "mkv", "avi", "gif"), VIDEO), "txt": TEXT, "json": JSON}
+KINDS = {**dict.fromkeys((suffix[1:] for suffix in VIDEO_SUFFIXES), VIDEO), "txt": TEXT, "json": JSON}
 IMAGE = re.compile(r"(.*?)(\d+)\.(?:jpe?g|png|webp)")
 """What follows the first dot in the name of an image of a sequence: `000.jpg`, `frame_000.jpg`."""
 MAX_TEXT_BYTES = 2**20

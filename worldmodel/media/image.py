@@ -12,10 +12,13 @@ from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError, OutputError
 from worldmodel.io import atomic_file
 from worldmodel.media import sniff
+from worldmodel.media.hdr import HDR_TRANSFERS
 from worldmodel.media.limits import PILLOW_FORMATS, MediaLimits, list_formats
 from worldmodel.media.source import Source, read_bytes
 
 Frame = UInt8[np.ndarray, "h w 3"]
+NUM_HEADER_BYTES = 4096
+"""Beginning of an AVIF image in which its colours are described."""
 MIN_SIDE = 8
 """Images and videos with fewer pixels along a side are refused."""
 
@@ -54,6 +57,9 @@ def load_image(name: str, data: bytes, limits: MediaLimits) -> Image.Image:
     if kind not in limits.image_formats:
         accepted = list_formats(limits.image_formats)
         raise InputError(f"{name} is {sniff.describe(kind, data)}, not an image; use a {accepted}.")
+    colours = data.find(b"colrnclx", 0, NUM_HEADER_BYTES) if kind == "avif" else -1
+    if colours >= 0 and int.from_bytes(data[colours + 10 : colours + 12]) in HDR_TRANSFERS:
+        raise InputError(f"{name} is an HDR image; export it with the colours of sRGB.")
     try:
         with warnings.catch_warnings(action="ignore"):
             image = Image.open(io.BytesIO(data), formats=[PILLOW_FORMATS[kind]])
@@ -78,14 +84,15 @@ def check_sides(name: str, width: int, height: int, max_pixels: int) -> None:
         raise InputError(f"{name} is {width}x{height} pixels; shrink it below {limit:.0f} million pixels.")
 
 
-def crop_and_resize(image: Image.Image, size: ImageSize) -> Frame:
+def crop_and_resize(image: Image.Image, size: ImageSize, pixel_aspect: float = 1.0) -> Frame:
     """Crop the largest centred part with the aspect ratio of `size`, and resize it.
 
-    Area averaging shrinks (no ringing), Lanczos enlarges.
+    Area averaging shrinks (no ringing), Lanczos enlarges. Pixels of the image are `pixel_aspect` times as
+    wide as high.
     """
     (height, width), (full_width, full_height) = height_width(size), image.size
-    crop_width = min(full_width, max(1, round(full_height * width / height)))
-    crop_height = min(full_height, max(1, round(full_width * height / width)))
+    crop_width = min(full_width, max(1, round(full_height * width / height / pixel_aspect)))
+    crop_height = min(full_height, max(1, round(full_width * pixel_aspect * height / width)))
     left, top = (full_width - crop_width) // 2, (full_height - crop_height) // 2
     shrinks = crop_width >= width and crop_height >= height
     resample = Image.Resampling.BOX if shrinks else Image.Resampling.LANCZOS
@@ -119,6 +126,8 @@ def _from_array(array: np.ndarray) -> Image.Image:
 def _load(name: str, image: Image.Image, limits: MediaLimits) -> Image.Image:
     """Decode a Pillow image whose header was read, apply its rotation and remove transparency."""
     check_sides(name, *image.size, limits.max_image_pixels)
+    if image.mode in ("F", "I"):
+        raise InputError(f"{name} has numbers of 32 bits as pixels; export it with 8 or 16 bits.")
     try:
         image.load()
         return _opaque(ImageOps.exif_transpose(image))

@@ -11,7 +11,7 @@ from worldmodel.media import sniff
 from worldmodel.media.image import Frame, load_image
 from worldmodel.media.limits import MediaLimits
 from worldmodel.media.source import Source, read_bytes
-from worldmodel.media.video import Video, decoding_errors, open_video_bytes
+from worldmodel.media.video import Video, decoding_errors, open_video_bytes, pixel_aspect
 
 
 @dataclass(frozen=True)
@@ -91,5 +91,6 @@ def _probe_video(video: Video, decode: bool) -> MediaInfo:
         duration = video.duration_s
         count = stream.frames or round(duration * fps)
     turned = first.rotation % 180 != 0
-    width, height = (first.height, first.width) if turned else (first.width, first.height)
+    wide = round(first.width * pixel_aspect(stream))
+    width, height = (first.height, wide) if turned else (wide, first.height)
     return MediaInfo(duration, fps or None, width, height, count, stream.codec_context.codec.canonical_name)

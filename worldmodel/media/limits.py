@@ -3,19 +3,49 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PILLOW_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP", "gif": "GIF"}
+PILLOW_FORMATS = {
+    "png": "PNG",
+    "jpeg": "JPEG",
+    "webp": "WEBP",
+    "gif": "GIF",
+    "avif": "AVIF",
+    "tiff": "TIFF",
+    "bmp": "BMP",
+}
 """Pillow's names of the image formats."""
-DEMUXERS = {"mp4": "mp4", "matroska": "matroska", "avi": "avi", "gif": "gif"}
+DEMUXERS = {
+    "mp4": "mp4",
+    "matroska": "matroska",
+    "avi": "avi",
+    "gif": "gif",
+    "mpegts": "mpegts",
+    "mpeg": "mpeg",
+    "flv": "flv",
+    "ogg": "ogg",
+}
 """FFmpeg's demuxers of the video formats; naming one keeps FFmpeg from probing others."""
 TITLES = {
     "png": "PNG",
     "jpeg": "JPEG",
     "webp": "WebP",
     "gif": "GIF",
-    "mp4": "MP4",
+    "avif": "AVIF",
+    "tiff": "TIFF",
+    "bmp": "BMP",
+    "mp4": "MP4/MOV",
     "matroska": "WebM/MKV",
     "avi": "AVI",
+    "mpegts": "MPEG-TS",
+    "mpeg": "MPEG-PS",
+    "flv": "FLV",
+    "ogg": "Ogg",
 }
+VIDEO_SUFFIXES = (
+    *(".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi", ".gif"),
+    *(".ts", ".m2ts", ".mpg", ".mpeg", ".vob", ".flv", ".ogv"),
+)
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".tif", ".tiff", ".bmp")
+"""How the names of files end, where a folder or a table is searched for them."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +57,10 @@ class MediaLimits:
 
     image_formats: tuple[str, ...] = tuple(PILLOW_FORMATS)
     video_formats: tuple[str, ...] = tuple(DEMUXERS)
-    video_codecs: tuple[str, ...] = ("h264", "hevc", "mpeg4", "vp8", "vp9", "av1", "mjpeg", "gif")
+    video_codecs: tuple[str, ...] = (
+        *("h264", "hevc", "mpeg4", "vp8", "vp9", "av1", "mjpeg", "gif"),
+        *("prores", "ffv1", "mpeg1video", "mpeg2video", "flv1", "theora"),
+    )
     max_image_bytes: int = 20 * 2**20
     max_image_pixels: int = 40_000_000
     max_video_bytes: int = 200 * 2**20

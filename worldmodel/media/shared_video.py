@@ -15,9 +15,10 @@ from av.video.reformatter import VideoReformatter
 from worldmodel.config import ImageSize
 from worldmodel.errors import InputError
 from worldmodel.media import sniff, torchcodec
+from worldmodel.media.hdr import HDR_TRANSFERS
 from worldmodel.media.image import check_sides, crop_and_resize
 from worldmodel.media.limits import DEMUXERS, MediaLimits
-from worldmodel.media.video import Frames, decoding_errors, to_frame
+from worldmodel.media.video import Frames, decoding_errors, pixel_aspect, to_frame
 
 MAX_OPEN = 64
 """Files that a process keeps open."""
@@ -55,6 +56,7 @@ class SharedVideo:
             if codec.codec.canonical_name not in limits.video_codecs:
                 raise InputError(f"{self.name} is encoded as {codec.codec.canonical_name}.")
         check_sides(self.name, codec.width, codec.height, limits.max_video_pixels)
+        self.aspect = pixel_aspect(self.stream)
         self.step = float(1 / (self.stream.average_rate or self.stream.guessed_rate or 25))
 
     def read(self, size: ImageSize, times: Sequence[float]) -> Frames:
@@ -65,10 +67,10 @@ class SharedVideo:
         """
         frames: list[np.ndarray] = []
         converter, tolerance = VideoReformatter(), self.step / 4
-        if torchcodec.is_used():
+        if torchcodec.is_used() and self.stream.codec_context.color_trc not in HDR_TRANSFERS:
             with self.lock, decoding_errors(self.name):
                 images = self.timed_frames.at([time + tolerance for time in times])
-                frames = [crop_and_resize(image, size) for image in images]
+                frames = [crop_and_resize(image, size, self.aspect) for image in images]
             return self._all(frames, times)
         shown: av.VideoFrame | None = None
         picture: np.ndarray | None = None
@@ -79,13 +81,13 @@ class SharedVideo:
                     if times[len(frames)] >= start - tolerance:
                         break
                     if picture is None:  # several times may fall on one frame
-                        picture = to_frame(shown, converter, size)
+                        picture = to_frame(shown, converter, size, self.aspect)
                     frames.append(picture)
                 if len(frames) == len(times):
                     return np.stack(frames)
                 shown, picture, end = frame, None, start + self.step
             while shown is not None and len(frames) < len(times) and times[len(frames)] < end:
-                picture = to_frame(shown, converter, size)
+                picture = to_frame(shown, converter, size, self.aspect)
                 frames.append(picture)
         return self._all(frames, times)
 

@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from PIL import Image
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import sniff, torchcodec
+from worldmodel.media.hdr import HDR_TRANSFERS, tone_mapped
 from worldmodel.media.image import Frame, check_sides, crop_and_resize
 from worldmodel.media.limits import DEMUXERS, MediaLimits, list_formats
 from worldmodel.media.source import Source, read_bytes
@@ -27,8 +29,13 @@ from worldmodel.media.source import Source, read_bytes
 Frames = UInt8[np.ndarray, "t h w 3"]
 SEEKABLE = {"mp4", "matroska"}
 """Formats with an index that is precise enough to seek; the others are decoded from their start."""
+ESTIMATED = {"mpegts", "mpeg", "flv", "ogg"}
+"""Formats whose headers have no exact duration of each track."""
+TRACK_DURATION = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 MIN_SEEK_S = 1.0
 """Shorter distances are decoded and skipped instead of seeking."""
+MAX_ASPECT = 8
+"""Pixels that a file calls wider or higher than this are taken to be square."""
 MAX_REORDERED = 16
 """Frames by which a codec's order of storage and of display can differ (at most, in H.264 and HEVC)."""
 
@@ -84,14 +91,20 @@ class Video:
         stream = next(iter(self.container.streams.video), None)
         if stream is None or not stream.time_base:
             return 0.0
-        if stream.duration:
+        is_exact = self.container.format.name not in ESTIMATED
+        if stream.duration and is_exact:
             return float(stream.duration * stream.time_base)
         start = float((stream.start_time or 0) * stream.time_base)
-        if self.container.duration:  # of Matroska and WebM, counted from 0
+        # Of Matroska and WebM, counted from 0: of the track, or of the longest, such as that of the sound.
+        tagged = TRACK_DURATION.fullmatch(stream.metadata.get("DURATION", ""))
+        if tagged:
+            hours, minutes, seconds = map(float, tagged.groups())
+            return 3600 * hours + 60 * minutes + seconds - start
+        if self.container.duration and len(self.container.streams) == 1 and is_exact:
             return self.container.duration / av.time_base - start
         # Browsers record files without a duration.
         with decoding_errors(self.name), open_video_bytes(self.name, self.data, self.limits) as other:
-            return _last_end(other.container.demux(video=0)) - start
+            return _last_end(other.container.demux(video=0), 1 / _rate(stream)) - start
 
     def read(
         self,
@@ -113,13 +126,16 @@ class Video:
         if not 0 <= start_s < math.inf:
             raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
         with decoding_errors(self.name):
-            if fps is not None and self.seekable and torchcodec.is_used() and not newest:
-                frames = [crop_and_resize(image, size) for image in self._timed(fps, max_frames, start_s)]
+            stream = self._stream()
+            aspect, is_hdr = pixel_aspect(stream), stream.codec_context.color_trc in HDR_TRANSFERS
+            if fps is not None and self.seekable and torchcodec.is_used() and not newest and not is_hdr:
+                images = self._timed(fps, max_frames, start_s)
+                frames = [crop_and_resize(image, size, aspect) for image in images]
             else:
                 converter = VideoReformatter()  # of all frames: creating one costs more than a conversion
                 resampled = _resample(self.decode(start_s), fps, start_s)
                 chosen = deque(resampled, max_frames) if newest else itertools.islice(resampled, max_frames)
-                frames = [to_frame(frame, converter, size) for _, frame in chosen]
+                frames = [to_frame(frame, converter, size, aspect) for _, frame in chosen]
         if not frames:
             part = f" from {start_s:g} s on" if start_s else ""
             raise InputError(f"{self.name} has no decodable frame{part}; export it again as MP4 (H.264).")
@@ -141,10 +157,11 @@ class Video:
         """
         converter = VideoReformatter()
         with decoding_errors(self.name):
+            aspect = pixel_aspect(self._stream())
             for time, frame in _resample(self.decode(start_s), fps, start_s):
                 if end_s is not None and time >= end_s - 1e-3:
                     return
-                yield time, _shrink(frame, max_side, converter)
+                yield time, _shrink(frame, max_side, converter, aspect)
 
     def _stream(self) -> VideoStream:
         """Return the video track, if it is within the limits."""
@@ -173,7 +190,7 @@ class Video:
         if count < max_frames:  # at the end of the file
             packets = [packet for packet in self.container.demux(stream) if packet.size]
             start = float((stream.start_time or 0) * (stream.time_base or 0))
-            if self._lacks(stream, len(packets), _last_end(packets) - start) or any(
+            if self._lacks(stream, len(packets), _last_end(packets, 1 / _rate(stream)) - start) or any(
                 packet.is_corrupt for packet in packets
             ):
                 raise InputError(f"{self.name} is cut off after {count} frames; export or download it again.")
@@ -270,10 +287,14 @@ def _rate(stream: VideoStream) -> float:
     return float(stream.average_rate or stream.guessed_rate or 25)
 
 
-def _last_end(packets: Iterable[av.Packet]) -> float:
-    """Return when the last packet that has a time ends, in seconds."""
-    times = ((packet.pts, packet.duration or 0, packet.time_base) for packet in packets)
-    return max((float((pts + long) * base) for pts, long, base in times if pts is not None), default=0.0)
+def _last_end(packets: Iterable[av.Packet], step: float) -> float:
+    """Return when the last packet that has a time ends, in seconds; one without a duration lasts `step`."""
+    found = 0.0
+    for packet in packets:
+        if packet.pts is not None:
+            length = float(packet.duration * packet.time_base) if packet.duration else step
+            found = max(found, float(packet.pts * packet.time_base) + length)
+    return found
 
 
 def _resample(
@@ -296,21 +317,58 @@ def _resample(
         count += 1
 
 
-def to_frame(frame: av.VideoFrame, converter: VideoReformatter, size: ImageSize) -> Frame:
-    """Return a decoded frame as it is shown, cropped and resized to `size`."""
-    # One thread: by default one is started for every core, even for small frames.
-    pixels = converter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-    if not frame.rotation and pixels.shape[:2] == height_width(size):
+def pixel_aspect(stream: VideoStream) -> float:
+    """Return how much wider than high the pixels of a track are, as players show them."""
+    aspect = float(stream.sample_aspect_ratio or 1)
+    return aspect if 1 / MAX_ASPECT <= aspect <= MAX_ASPECT else 1.0
+
+
+def to_frame(
+    frame: av.VideoFrame, converter: VideoReformatter, size: ImageSize, aspect: float = 1.0
+) -> Frame:
+    """Return a decoded frame as it is shown, cropped and resized to `size`.
+
+    Args:
+        frame: the frame.
+        converter: of all frames of the file.
+        size: side or (height, width) of the result in pixels.
+        aspect: how much wider than high its pixels are (`pixel_aspect`).
+    """
+    if frame.color_trc in HDR_TRANSFERS:  # shrunk before its light is computed, but not below `size`
+        room = min(1.0, 2 * max(height_width(size)) / min(frame.width, frame.height))
+        pixels = _pixels(frame, converter, round(frame.width * room), round(frame.height * room))
+    else:
+        pixels = _pixels(frame, converter)
+    if not frame.rotation and aspect == 1 and pixels.shape[:2] == height_width(size):
         return pixels
     image = Image.fromarray(pixels)
-    return crop_and_resize(image.rotate(frame.rotation, expand=True) if frame.rotation else image, size)
+    if not frame.rotation:
+        return crop_and_resize(image, size, aspect)
+    turned = image.rotate(frame.rotation, expand=True)
+    return crop_and_resize(turned, size, 1 / aspect if frame.rotation % 180 else aspect)
 
 
-def _shrink(frame: av.VideoFrame, max_side: int, converter: VideoReformatter) -> Frame:
+def _pixels(
+    frame: av.VideoFrame, converter: VideoReformatter, width: int | None = None, height: int | None = None
+) -> Frame:
+    """Return a decoded frame as RGB, of another size if one is given; HDR is tone mapped."""
+    is_hdr = frame.color_trc in HDR_TRANSFERS
+    # One thread: by default one is started for every core, even for small frames.
+    pixels = converter.reformat(
+        frame,
+        width=width,
+        height=height,
+        format="rgb48le" if is_hdr else "rgb24",
+        interpolation=Interpolation.AREA if width else None,
+        threads=1,
+    ).to_ndarray()
+    return tone_mapped(pixels, frame.color_trc, frame.color_primaries) if is_hdr else pixels
+
+
+def _shrink(frame: av.VideoFrame, max_side: int, converter: VideoReformatter, aspect: float) -> Frame:
     """Return a whole frame as it is shown, with at most `max_side` pixels along a side."""
-    scale = min(1.0, max_side / max(frame.width, frame.height))
-    width, height = (max(1, round(side * scale)) for side in (frame.width, frame.height))
-    small = converter.reformat(
-        frame, width=width, height=height, format="rgb24", interpolation=Interpolation.AREA, threads=1
-    )
-    return np.rot90(small.to_ndarray(), frame.rotation // 90) if frame.rotation else small.to_ndarray()
+    wide = frame.width * aspect
+    scale = min(1.0, max_side / max(wide, frame.height))
+    width, height = (max(1, round(side * scale)) for side in (wide, frame.height))
+    small = _pixels(frame, converter, width, height)
+    return np.rot90(small, frame.rotation // 90) if frame.rotation else small

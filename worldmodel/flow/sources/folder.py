@@ -14,13 +14,11 @@ from worldmodel.errors import ConfigError
 from worldmodel.flow.catalog.records import NewClip, clip_id
 from worldmodel.flow.sources import table
 from worldmodel.flow.text import is_odd, storable
+from worldmodel.media.limits import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """A table with the column `file_name`, as in video and image folders of the Hugging Face Hub."""
-EXTENSIONS = (
-    *(".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi", ".gif"),
-    *(".png", ".jpg", ".jpeg", ".webp"),
-)
+EXTENSIONS = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
 MAX_TEXT_BYTES = 2**20
 
 
