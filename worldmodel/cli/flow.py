@@ -97,7 +97,9 @@ def _status(config: FlowConfig, parsed: argparse.Namespace) -> None:
                 flow_table.print_verdicts(parsed.stage, verdicts, retried)
         elif parsed.json:
             status = reader.read()
-            print(json.dumps({**dataclasses.asdict(status), "end_s": status.end_s}, indent=2))
+            tiers = [dataclasses.asdict(tier) for tier in status.tiers]
+            found = {**dataclasses.asdict(status), "end_s": status.end_s, "tiers": tiers}
+            print(json.dumps(found, indent=2))
         elif parsed.watch:
             flow_table.watch(reader.read)
         else:

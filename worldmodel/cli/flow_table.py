@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from worldmodel.flow.log.status import FlowStatus, StageStatus, Verdict
+from worldmodel.flow.log.status import FlowStatus, StageStatus, TierStatus, Verdict
 
 INTERVAL_S = 1.0
 """Time between two looks at the catalog for a terminal."""
@@ -87,6 +87,8 @@ def rendered(status: FlowStatus) -> Group:
     for stage in status.stages:
         table.add_row(*cells(stage))
     parts = [Text(heading(status)), table]
+    if len(status.tiers) > 1:
+        parts += [Text(tier_line(tier)) for tier in status.tiers]
     if status.error:
         parts.append(Text(f"the last run failed: {status.error}", style="red"))
     return Group(*parts)
@@ -103,6 +105,12 @@ def cells(stage: StageStatus) -> list[str]:
         "" if not stage.waiting and not stage.end_s else duration(stage.end_s),
         ", ".join(f"{host} ({count})" for host, count in stage.machines.items()),
     ]
+
+
+def tier_line(tier: TierStatus) -> str:
+    """Return what the machines of a tier do together."""
+    where, what = ", ".join(tier.machines), ", ".join(tier.stages)
+    return f"{where}: {what}, {tier.workers} workers, {tier.rate:.1f}/s"
 
 
 def heading(status: FlowStatus) -> str:

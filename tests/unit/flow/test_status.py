@@ -74,6 +74,31 @@ def test_the_status_counts_every_clip_once(finished: FlowConfig) -> None:
     assert {stage.oldest_s for stage in status.stages} == {None}
 
 
+def test_machines_with_the_same_stages_are_a_tier_whose_rates_are_added(
+    finished: FlowConfig, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two machines read and measure, one has trouble; packing has no worker now."""
+    cpus, gpu = {"one": 2, "two": 1}, {"gpu-1": 4}
+    found = {"read": cpus, "measure": dict(reversed(cpus.items())), "trouble": gpu}
+    monkeypatch.setattr(StatusReader, "_machines", lambda reader, db: found)
+    with closing(StatusReader(finished)) as reader:
+        status = reader.read()
+    rates = {stage.name: stage.rate for stage in status.stages}
+    first, second = status.tiers
+    assert (first.machines, first.stages, first.workers) == (("one", "two"), ("read", "measure"), 6)
+    assert first.rate == rates["read"] + rates["measure"] > rates["read"] > 0
+    assert (second.machines, second.stages, second.workers) == (("gpu-1",), ("trouble",), 4)
+    assert second.rate == rates["trouble"]
+    assert main(["flow", "status", path]) == 0
+    assert "one, two: read, measure, 6 workers, " in capsys.readouterr().out
+    assert main(["flow", "status", path, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["tiers"]
+    assert [tier["machines"] for tier in shown] == [["one", "two"], ["gpu-1"]]
+    monkeypatch.setattr(StatusReader, "_machines", lambda reader, db: {"read": cpus})
+    assert main(["flow", "status", path]) == 0
+    assert "one, two: read" not in capsys.readouterr().out, "a single tier is what the table shows"
+
+
 def test_the_rate_is_that_of_the_last_minute(finished: FlowConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     later = time.time() + 100
     with closing(StatusReader(finished)) as reader:

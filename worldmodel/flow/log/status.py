@@ -56,6 +56,18 @@ class StageStatus:
 
 
 @dataclass(frozen=True)
+class TierStatus:
+    """Machines that run the same stages now, such as those with a GPU."""
+
+    machines: tuple[str, ...]
+    stages: tuple[str, ...]
+    workers: int
+    """Workers that are alive."""
+    rate: float
+    """Sum of the rates of its stages: clips per second that one of them has finished."""
+
+
+@dataclass(frozen=True)
 class FlowStatus:
     """Where a flow stands."""
 
@@ -75,6 +87,23 @@ class FlowStatus:
         ends = [stage.end_s for stage in self.stages]
         known = [end for end in ends if end is not None]
         return max(known) if self.all_listed and len(known) == len(ends) else None
+
+    @property
+    def tiers(self) -> tuple[TierStatus, ...]:
+        """Tiers of machines, in the order of their first stages; stages without workers are in none."""
+        grouped: dict[tuple[str, ...], list[StageStatus]] = {}
+        for stage in self.stages:
+            if stage.machines:
+                grouped.setdefault(tuple(sorted(stage.machines)), []).append(stage)
+        return tuple(
+            TierStatus(
+                machines,
+                tuple(stage.name for stage in stages),
+                sum(stage.workers for stage in stages),
+                sum(stage.rate for stage in stages),
+            )
+            for machines, stages in grouped.items()
+        )
 
 
 @dataclass(frozen=True)
