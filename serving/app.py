@@ -29,6 +29,7 @@ from worldmodel.serving.errors import ApiError, UnavailableError
 from worldmodel.serving.logs import HEADER, HeadRequests, RequestLog
 from worldmodel.serving.media import decoding
 from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.models import ServedModels
 from worldmodel.serving.protocol import (
     EditRequest,
     ErrorBody,
@@ -54,7 +55,7 @@ from worldmodel.serving.routes import (
     videos,
     worlds,
 )
-from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, MAX_STEPS, HttpOptions, ServerConfig
+from worldmodel.serving.settings import MAX_SOCKET_UPLOAD_BYTES, EngineOptions, HttpOptions, ServerConfig
 from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.videos.webhooks import Webhooks
@@ -79,8 +80,10 @@ SAVE_TIMEOUT_S = 5.0
 """Time for storing worlds that are at rest when the app is closed."""
 
 
-def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
+def create_app(service: WorldService, config: ServerConfig, options: EngineOptions | None = None) -> FastAPI:
     """Create the app. The server is registered at once; background tasks start with the lifespan.
+
+    `options` are those of models that are added later.
 
     Raises:
         OutputError: the data folder cannot be used, or servers of another model use the database, or another
@@ -99,7 +102,7 @@ def create_app(service: WorldService, config: ServerConfig) -> FastAPI:
         root_path=config.http.root_path,
     )
     _add_middleware(app, config.http)
-    app.state.context = create_context(service, config)
+    app.state.context = create_context(service, config, options)
     for router in ROUTERS:
         app.include_router(router)
     app.openapi = lambda: _openapi_schema(app)
@@ -126,19 +129,21 @@ def _add_middleware(app: FastAPI, options: HttpOptions) -> None:
         tracing.instrument(app, app.state.traces)
 
 
-def create_context(service: WorldService, config: ServerConfig) -> ServerContext:
+def create_context(
+    service: WorldService, config: ServerConfig, options: EngineOptions | None = None
+) -> ServerContext:
     """Create the shared objects of an app."""
-    model = service.model.config
     service.max_rounds = config.max_rounds
+    models = ServedModels(service, config.model_name, options)
     keys = config.keys or Keys()
-    metrics = Metrics(chunk_deadline_s=model.chunk_frames / model.fps)
+    metrics = Metrics()
     storage = Storage(config.data_dir)
     own = URL.create("sqlite", database=str((config.data_dir / "server.db").absolute()))
     lock = FolderLock(config.data_dir, shared=config.database is not None)
     database = Database(config.database or own, lock)
     replica = Replica(database, service.identity.model, storage.identity()) if config.database else None
-    registry = WorldRegistry(service, config, metrics, WorldStore(replica) if replica else None)
-    metrics.observe(service.stats, num_worlds=lambda: len(registry))
+    registry = WorldRegistry(models, config, metrics, WorldStore(replica) if replica else None)
+    metrics.observe(models.stats, num_worlds=lambda: len(registry))
     limiter = RequestLimiter(
         lambda caller: (
             config.of_key("max_requests_per_key", caller),
@@ -157,7 +162,7 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
         max_messages_per_s=30.0,
         max_rounds=service.max_rounds,
         max_snapshots=service.max_snapshots,
-        max_inference_steps=MAX_STEPS if model.generator else 0,
+        max_inference_steps=service.max_steps,
     )
     service.compute.weight_of = lambda caller: keys.options(caller).weight
     service.compute.used = lambda caller, purpose, seconds: metrics.model_seconds.labels(
@@ -165,9 +170,10 @@ def create_context(service: WorldService, config: ServerConfig) -> ServerContext
     ).inc(seconds)
     watchdog = Watchdog(service, config.step_deadline_s)
     webhooks = Webhooks(config.http, keys, database, replica)
-    jobs = VideoJobs(service, config, metrics, storage, database, watchdog, webhooks, replica)
+    jobs = VideoJobs(models, config, metrics, storage, database, watchdog, webhooks, replica)
     return ServerContext(
-        service=service,
+        models=models,
+        compute=service.compute,
         config=config,
         keys=keys,
         limiter=limiter,
@@ -205,7 +211,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if context.replica is not None:
             await context.replica.close()
         context.database.close()
-        await context.service.close()
+        await context.models.close()
         await asyncio.to_thread(decoding.close_decoder)
         if app.state.traces is not None:
             await asyncio.to_thread(app.state.traces.shutdown)

@@ -11,10 +11,11 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
 
-from worldmodel.config import WorldModelConfig
 from worldmodel.serving.auth import Keys, authenticate
+from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.errors import PermissionDeniedError, UnavailableError
 from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.models import Served, ServedModels
 from worldmodel.serving.rate_limits import RequestLimiter
 from worldmodel.serving.realtime.events import Reason, SessionLimits
 from worldmodel.serving.replicas.database import Database
@@ -24,7 +25,7 @@ from worldmodel.serving.videos.jobs import VideoJobs
 from worldmodel.serving.videos.webhooks import Webhooks
 from worldmodel.serving.watchdog import Watchdog
 from worldmodel.serving.worlds.registry import WorldRegistry
-from worldmodel.serving.worlds.service import WorldService
+from worldmodel.serving.worlds.service import World
 
 MAX_LARGE_BODIES, MAX_LARGE_BODIES_PER_KEY = 4, 2
 """Requests with a large body at the same time; others wait when a MiB of theirs has arrived."""
@@ -38,7 +39,9 @@ ABANDON_S = 1.0
 class ServerContext:
     """Everything that routes share; one per app, in `app.state.context`."""
 
-    service: WorldService
+    models: ServedModels
+    compute: Compute
+    """Where all of them run."""
     config: ServerConfig
     keys: Keys
     limiter: RequestLimiter
@@ -66,11 +69,6 @@ class ServerContext:
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 
-    @property
-    def model_config(self) -> WorldModelConfig:
-        """Config of the served model."""
-        return self.service.model.config
-
     def stop_sessions(self) -> None:
         """End all WebSocket sessions, because the server was asked to stop."""
         for session in self.sessions.values():
@@ -87,20 +85,36 @@ class ServerContext:
         self.stop_sessions()
         reason = UnavailableError(f"The model of this server is {self.watchdog.fault}; try again later.")
         await asyncio.gather(self.jobs.drain(0), self.worlds.abandon(ABANDON_S, reason))
-        self.service.compute.abandon(reason)
+        self.compute.abandon(reason)
         if self.replica is not None:
             await self.replica.close()
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, model: Served) -> None:
         """Remove an adapter; worlds and sessions of it end, and its videos fail."""
-        self.service.adapters.withdraw(name)
-        for session in self.sessions.values():
-            if session.adapter == name:
-                session.end("model_unloaded")
+        adapters = model.service.adapters
+        adapters.withdraw(model.name)
         try:
-            await self.worlds.end_adapter(name)
+            await self._end(model)
         finally:
-            await self.service.compute.run(self.service.adapters.remove, name)
+            await self.compute.run(adapters.remove, model.name)
+
+    async def unload_model(self, name: str) -> None:
+        """Remove a model and its adapters; worlds and sessions of it end, and its videos fail.
+
+        Raises:
+            ConflictError, NotFoundError: as of `ServedModels.withdraw`.
+        """
+        service = self.models.withdraw(name)
+        try:
+            await self._end(Served(name, service))
+        finally:
+            await self.models.unload(service)
+
+    async def _end(self, model: Served) -> None:
+        for session in self.sessions.values():
+            if session.world is not None and model.plays(session.world):
+                session.end("model_unloaded")
+        await self.worlds.end_model(model)
 
     def require_admin(self, caller: str, alone: bool = False) -> None:
         """Refuse what only an administrator may do: any key where none is one or, with `alone`, an only key.
@@ -131,8 +145,8 @@ class OpenSession:
     caller: str
     id: str = field(default_factory=lambda: f"session-{secrets.token_urlsafe(16)}")
     created_at: int = field(default_factory=lambda: int(time.time()))
-    adapter: str | None = None
-    """Adapter of its world."""
+    world: World | None = None
+    """Its world, once that has started."""
     ended: asyncio.Future[Reason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Has a result once somebody else than its client has ended it."""
 

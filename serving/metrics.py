@@ -12,10 +12,8 @@ BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 1
 class Metrics:
     """Metrics of one server, in a registry of their own."""
 
-    def __init__(self, chunk_deadline_s: float = 1.0) -> None:
-        """Create the metrics; a chunk is in time within `chunk_deadline_s`, its playback time."""
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.chunk_deadline_s = chunk_deadline_s
         shared: Any = {"namespace": "worldmodel", "registry": self.registry}
         histogram = partial(Histogram, buckets=BUCKETS_S, **shared)
         gauge, counter = partial(Gauge, **shared), partial(Counter, **shared)
@@ -43,9 +41,9 @@ class Metrics:
         self.rejects = counter("rejects", "Rejected requests by reason.", ["reason"])
         self._num_chunks = self._num_in_time = 0
 
-    def chunk(self, seconds: float) -> None:
-        """Count a chunk and the time from its action to its frames."""
-        in_time = seconds <= self.chunk_deadline_s
+    def chunk(self, seconds: float, playback_s: float) -> None:
+        """Count a chunk, the time from its action to its frames, and whether it plays no longer than that."""
+        in_time = seconds <= playback_s
         self._num_chunks, self._num_in_time = self._num_chunks + 1, self._num_in_time + in_time
         self.chunk_seconds.observe(seconds)
         self.chunks.labels(in_time=str(in_time).lower()).inc()

@@ -86,7 +86,7 @@ class Generation(RequestBody):
     """Generation settings; omitted fields take the defaults of the model."""
 
     model: Name | None = None
-    """Name of the server's model or of one of its adapters."""
+    """Name of one of the server's models or adapters; by default the model that it was started with."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     num_inference_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = None
     guidance_scale: Annotated[float, Field(ge=-100, le=100)] | None = None
@@ -245,7 +245,7 @@ class TextObject(ResponseBody):
 
 
 class Deleted(ResponseBody):
-    """Confirms a deletion, that a session was ended, or that an adapter was unloaded."""
+    """Confirms a deletion, that a session was ended, or that a model or an adapter was unloaded."""
 
     id: str
     object: Literal["video.deleted", "world.deleted", "session.deleted", "model.deleted"]
@@ -301,6 +301,8 @@ class DerivedRequest(RequestBody):
     """The source is a completed video, which also gives the settings, or the upload `video` (an MP4)."""
 
     video: VideoReference | None = None
+    model: Name | None = None
+    """The model of an upload; a completed video keeps its own."""
 
 
 class EditRequest(DerivedRequest):
@@ -571,15 +573,15 @@ def _is_name(text: str) -> str:
     return text
 
 
-AdapterName = Annotated[str, AfterValidator(_is_name)]
+FolderName = Annotated[str, AfterValidator(_is_name)]
 
 
 class LoadAdapterRequest(RequestBody):
     """Adds an adapter, with the fields of vLLM."""
 
-    lora_name: AdapterName
+    lora_name: FolderName
     """Name by which requests choose it."""
-    lora_path: AdapterName
+    lora_path: FolderName
     """Name of a folder in the server's `--adapters-dir`; no paths are taken."""
 
 
@@ -587,6 +589,21 @@ class UnloadAdapterRequest(RequestBody):
     """Removes an adapter."""
 
     lora_name: Name
+
+
+class LoadModelRequest(RequestBody):
+    """Adds a model."""
+
+    model_name: FolderName
+    """Name by which requests choose it."""
+    model_path: FolderName
+    """Name of a folder in the server's `--models-dir`; no paths are taken."""
+
+
+class UnloadModelRequest(RequestBody):
+    """Removes a model."""
+
+    model_name: Name
 
 
 class ModelObject(ResponseBody):
@@ -606,6 +623,15 @@ class ModelObject(ResponseBody):
     """Value of `x-confidence` below which it has probably not understood a text; null if not measured."""
     has_futures: bool
     """Whether the distinct futures of an action can be listed (`/v1/worlds/{id}/futures`)."""
+    size: str
+    """Size of its frames, `WIDTHxHEIGHT`; it makes no others."""
+    fps: int
+    chunk_frames: int
+    """Frames of a round."""
+    max_seconds: float
+    """Length of the longest video, which may have any number of frames."""
+    action_schema: ActionSchema
+    """Actions that it takes."""
 
 
 class StartImageObject(ResponseBody):

@@ -20,28 +20,19 @@ from fastapi import FastAPI
 
 from worldmodel import allocator
 from worldmodel.errors import ConfigError, OutputError, WorldModelError
-from worldmodel.models.adapters import Adapters
-from worldmodel.models.inference import optimize
 from worldmodel.models.loading import model_folder
-from worldmodel.models.offload import Offload
-from worldmodel.models.world_model import WorldModel
-from worldmodel.rollout.saved import identify
-from worldmodel.serving import logs
+from worldmodel.serving import loading, logs
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys, check_bind
 from worldmodel.serving.connections import KEEP_ALIVE_S, IdleConnections, SmallBuffers, check_protocol
 from worldmodel.serving.context import ServerContext
-from worldmodel.serving.engine import limits as engine_limits
 from worldmodel.serving.engine import threads
 from worldmodel.serving.engine.batching import Compute
-from worldmodel.serving.engine.generator_processes import GeneratorProcesses, keep_part
 from worldmodel.serving.engine.limits import EngineLimits
-from worldmodel.serving.engine.local import Engine, InProcessEngine
 from worldmodel.serving.media import system_calls
-from worldmodel.serving.settings import OPTIONS, EngineOptions, HttpOptions, ServerConfig
+from worldmodel.serving.settings import EngineOptions, HttpOptions, ServerConfig
 from worldmodel.serving.videos.webhooks import check_webhooks
 from worldmodel.serving.watchdog import end_process_in, keep_process
-from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)
 
@@ -89,7 +80,7 @@ async def serve(
     check_bind(host, keys)
     with _bind(host, port) as listener:
         app, limits = await load_app(name_or_path, config, engine, device, adapters, options)
-        service, config = app.state.context.service, app.state.context.config
+        service, config = app.state.context.models.first, app.state.context.config
         runner = service.engine
         host, port = listener.getsockname()[:2]
         scheme = "https" if config.http.tls_certificate else "http"
@@ -135,65 +126,23 @@ async def load_app(
     check_protocol()
     logs.configure(config.http)
     allocator.limit_arenas()
-    folder, options, adapters = model_folder.resolve(name_or_path), options or EngineOptions(), adapters or {}
+    folder, options = model_folder.resolve(name_or_path), options or EngineOptions()
     config = replace(config, model_name=config.model_name or folder.resolve().name)
     print(f"loading {config.model_name} ...", file=sys.stderr, flush=True)  # this can take minutes
     if engine == "auto":
         engine = "vllm" if importlib.util.find_spec("vllm") is not None else "in-process"
-    _check_sharing(options, engine)
-    _check_adapters_dir(config.adapters_dir, options, engine)
+    loading.check_options(options, engine, config)
     best = "cuda" if torch.cuda.is_available() else "cpu"
     compute, where = Compute(), model_folder.available_device(device or best)
-
-    def load() -> tuple[WorldModel, Adapters, EngineLimits, str | None, GeneratorProcesses | None]:
-        if where.type == "cpu":
-            LOG.info("PyTorch uses %d threads", threads.choose(options.threads))
-        model = _load_model(name_or_path, where, options)
-        attached = _attach(model, adapters, options, engine)
-        parallelism, size = options.generator_parallelism
-        digest = None
-        if parallelism == "tensor" and size > 1:
-            digest = identify(model)  # of the whole model, of which this process keeps a part
-            keep_part(model, 0, size, where)
-        limits = engine_limits.resolve(options, model, engine)
-        quantization = options.quantization if engine != "vllm" else None
-        optimize(model, options.cache_threshold, quantization, options.compile)
-        processes = None
-        if size > 1:
-            processes = GeneratorProcesses.start(
-                folder, model, size, adapters, quantization, options.compile, parallelism
-            )
-        return model, attached, limits, digest, processes
-
+    if where.type == "cpu":
+        LOG.info("PyTorch uses %d threads", await compute.run(threads.choose, options.threads))
     # In the thread that runs the model later. With a second thread OpenMP would have more threads than cores,
     # and those would sleep between operations: a round took 1.6 times as long.
-    model, attached, limits, digest, processes = await compute.run(load)
-    LOG.info("starting the %s engine: %s", engine, limits)
-    runner: Engine
-    if engine == "vllm":
-        from worldmodel.serving.engine.vllm_engine import VllmEngine
-
-        runner = await VllmEngine.start(
-            model_folder.backbone_folder(folder),
-            adapters={name: attached.folders.get("backbone", {}).get(name) for name in attached.names},
-            limits=limits,
-            tensor_parallel_size=options.tensor_parallel_size,
-            quantization=options.quantization,
-            enforce_eager=options.enforce_eager,
-        )
-    else:
-        runner = InProcessEngine(model.backbone, compute, attached, limits.kv_bytes, limits.max_model_len)
-    service = WorldService(
-        model,
-        runner,
-        compute=compute,
-        adapters=attached,
-        processes=processes,
-        digest=digest,
-        max_batch=limits.max_sessions,
-    )
+    loaded = await compute.run(loading.load, name_or_path, where, options, engine, adapters or {})
+    LOG.info("starting the %s engine: %s", engine, loaded.limits)
+    service = await loading.start(loaded, compute, options, engine)
     try:
-        return create_app(service, config), limits
+        return create_app(service, config, options), loaded.limits
     except WorldModelError:
         await service.close()
         raise
@@ -228,85 +177,6 @@ def check_http(options: HttpOptions, keys: Keys) -> None:
                 f"The certificate {str(options.tls_certificate)!r} and its key cannot be used ({error}); "
                 "pass two files in PEM format that belong together."
             ) from None
-
-
-def _load_model(name_or_path: str, device: torch.device, options: EngineOptions) -> WorldModel:
-    if options.offload and device.type == "cpu":
-        raise ConfigError(
-            "--offload keeps parts on the CPU instead of a GPU, and the device is cpu; omit it."
-        )
-    divided = options.generator_tensor_parallel_size > 1
-    if not (options.offload or divided):
-        return WorldModel.from_pretrained(name_or_path, device=device)
-    model = WorldModel.from_pretrained(name_or_path)
-    if divided:  # the generator stays on the CPU until it is divided
-        for name, module in model.named_children():
-            if name != "generator":
-                module.to(device)
-        for parameter in model.parameters(recurse=False):
-            parameter.data = parameter.data.to(device)
-    else:
-        Offload(model, device)
-    return model
-
-
-def _attach(model: WorldModel, adapters: Mapping[str, Path], options: EngineOptions, engine: str) -> Adapters:
-    """Convert the backbone to the dtype of the options, and attach adapters to the model."""
-    in_process = engine != "vllm"
-    if in_process and options.dtype:
-        model.backbone.model.to(getattr(torch, options.dtype))  # type: ignore[arg-type]
-    attached = Adapters(model, adapters, elsewhere=() if in_process else ("backbone",))
-    if options.offload and (name := attached.replaces("generator", "codec")):
-        raise ConfigError(f"An adapter replaces {name!r} as a whole, which --offload cannot move; omit one.")
-    if options.generator_tensor_parallel_size > 1 and (name := attached.replaces("generator")):
-        raise ConfigError(
-            f"An adapter replaces {name!r} as a whole, which --generator-tensor-parallel-size cannot divide; "
-            "omit one."
-        )
-    return attached
-
-
-def _check_sharing(options: EngineOptions, engine: str) -> None:
-    """Check the options with which processes share the generator.
-
-    Raises:
-        ConfigError: they exclude each other.
-    """
-    parallelism, size = options.generator_parallelism
-    if parallelism == "tensor" and options.sequence_parallel_size > 1:
-        raise ConfigError(
-            f"--sequence-parallel-size is {options.sequence_parallel_size} and "
-            f"{OPTIONS[parallelism]} is {size}; processes divide tokens or weights, so set one of them."
-        )
-    used = f"{OPTIONS[parallelism]} is {size}"
-    if size > 1 and options.offload:
-        raise ConfigError(f"{used}, whose processes keep the generator on their devices; omit --offload.")
-    if parallelism == "tensor" and options.quantization and engine != "vllm":
-        raise ConfigError(f"{used}, which does not divide quantized weights; omit --quantization.")
-
-
-def _check_adapters_dir(folder: Path | None, options: EngineOptions, engine: str) -> None:
-    """Check that adapters can be added while the server runs, if they are to be.
-
-    Raises:
-        ConfigError: there is no such folder, or another option excludes it.
-    """
-    if folder is None:
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"--adapters-dir is {str(folder)!r}, which is not a folder; make it first.")
-    excluding = {
-        "--engine vllm": engine == "vllm",
-        "--quantization": options.quantization is not None,
-        "--compile": options.compile,
-        "--offload": options.offload,
-        OPTIONS[options.generator_parallelism[0]]: options.generator_parallelism[1] > 1,
-    }
-    if used := [name for name, set_ in excluding.items() if set_]:
-        raise ConfigError(
-            f"--adapters-dir adds adapters to layers as they are in this process, which {used[0]} changes; "
-            "omit one of them, or name the adapters at the start by --adapter."
-        )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -64,6 +64,8 @@ class ServerConfig:
     postgresql://USER@HOST/DATABASE; without one, worlds end with the server."""
     adapters_dir: Path | None = None
     """Folder whose folders of adapters an administrator can add while the server runs."""
+    models_dir: Path | None = None
+    """Folder whose folders of models an administrator can add while the server runs."""
     rounds_per_save: int = 1
     """Rounds after which a world is stored again in the database; those since then are lost with a server."""
     max_worlds: int = 64

@@ -7,9 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-import numpy as np
-
-from worldmodel.config import height_width
 from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)
@@ -86,7 +83,7 @@ class Watchdog:
         for _ in range(MAX_FAILURES):
             try:
                 async with asyncio.timeout(self.deadline_s):
-                    await self._play_round()
+                    await self._service.play_test_round()
                 break
             except TimeoutError:
                 LOG.warning("The server is too busy to find out why a call failed.")
@@ -96,11 +93,6 @@ class Watchdog:
         else:
             self._fault = self._fault or "failing"
         self._num_seen = self._service.compute.num_failed
-
-    async def _play_round(self) -> None:
-        height, width = height_width(self._service.model.config.codec.image_size)
-        world = await self._service.start(np.zeros((1, height, width, 3), np.uint8))
-        await world.step()
 
 
 def end_process_in(seconds: float) -> None:

@@ -29,6 +29,12 @@ def keep_freed_memory() -> None:
     _set(MALLOC_MMAP_MAX_=0, MALLOC_TRIM_THRESHOLD_=-1, MALLOC_TOP_PAD_=2**28)  # -1: never
 
 
+def trim() -> None:
+    """Return freed memory to the kernel, where the C library can."""
+    if sys.platform.startswith("linux") and (malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        malloc_trim(0)
+
+
 def _set(**options: int) -> None:
     """Set options, except those that the user has set by an environment variable."""
     if not sys.platform.startswith("linux"):

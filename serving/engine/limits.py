@@ -1,6 +1,7 @@
 """Limits of an engine, derived from the model and checked against its memory before anything is served."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
@@ -86,6 +87,20 @@ def resolve(
             f"{gib(needed)}; raise --kv-cache-memory, or lower --max-sessions or --max-model-len."
         )
     return EngineLimits(dtype, length, kv_bytes, sessions or min(MAX_SESSIONS, kv_bytes // history))
+
+
+def check_weights(folder: Path, device: torch.device) -> None:
+    """Check that the weights of a model folder can fit into the free memory of a device.
+
+    Raises:
+        ConfigError: their files are larger.
+    """
+    size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    if size > (free := _free_bytes(device)):
+        raise ConfigError(
+            f"The weights in {folder.name!r} have {gib(size)}, and {gib(free)} of memory are free on "
+            f"{device.type}; unload another model first."
+        )
 
 
 def check_length(length: int, limit: int | None) -> None:

@@ -131,7 +131,8 @@ class InProcessEngine:
         return {"kv_bytes": sum(engine.cache.num_bytes for engine in self._engines.values())}
 
     async def close(self) -> None:
-        """Do nothing: the engine has no resources but the model."""
+        """Drop the keys and values."""
+        self._engines = {}
 
     def _predict(self, requests: Sequence[tuple[History, int, str | None]]) -> list[Tensor]:
         """Predict states of one adapter, and of as many queries each."""

@@ -35,7 +35,7 @@ from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.events import Reason, SessionStart, error_event
 from worldmodel.serving.realtime.pacing import ChunkEncoder, WorldPlayer
 from worldmodel.serving.realtime.sender import EventSender, SlowClientError
-from worldmodel.serving.routes.parsing import adapter_name, decode_data_url, generation_settings
+from worldmodel.serving.routes.parsing import decode_data_url, generation_settings
 from worldmodel.serving.worlds.service import World
 
 LOG = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Connection:
 
     def __init__(self, websocket: WebSocket, caller: str, context: ServerContext) -> None:
         self._websocket, self._caller, self._context = websocket, caller, context
-        self._service, self._limits = context.service, context.session_limits
+        self._limits = context.session_limits
         self._sender = EventSender(websocket, self._limits.send_timeout_s)
         self._send = self._sender.send
         rate = self._limits.max_messages_per_s
@@ -136,14 +136,15 @@ class Connection:
             del self._context.sessions[session.id]
 
     def _session_created(self) -> events.SessionCreated:
-        config = self._context.model_config
+        service = self._context.models.first
+        config = service.model.config
         return events.SessionCreated(
-            model=self._context.config.model_name,
-            engine=self._service.engine.name,
-            adapters=list(self._service.engine.adapters),
+            model=service.name,
+            engine=service.engine.name,
+            adapters=list(service.engine.adapters),
             action=ActionSchema.of(config.action),
             about=config.about,
-            tasks=list(self._service.tasks),
+            tasks=list(service.tasks),
             fps=config.fps,
             chunk_frames=config.chunk_frames,
             image_size=config.codec.image_size,
@@ -180,9 +181,9 @@ class Connection:
                 world = await self._start_world(event, upload)
         if event.resumable or event.resume_id is not None:
             resume_id = secrets.token_urlsafe(24)
-        self._session.adapter = world.settings.adapter
+        self._session.world = world
         try:
-            config = self._context.model_config
+            config = world.service.model.config
             encoder = await asyncio.to_thread(ChunkEncoder, event.format, config.codec.image_size, config.fps)
             player = WorldPlayer(
                 self._context,
@@ -213,15 +214,17 @@ class Connection:
     async def _start_world(self, event: SessionStart, upload: bytes | None) -> World:
         if event.image_reference is not None:
             upload = await decode_data_url(event.image_reference.image_url)
-        frames = None if upload is None else await decode_observation(upload, self._context.model_config)
+        model = self._context.models.find(event.model)
+        frames = None if upload is None else await decode_observation(upload, model.config)
         text = (event.text or event.prompt) if frames is None else None
-        settings = generation_settings(self._context, event, event.adapter)
+        settings = generation_settings(model, event, event.adapter)
         actions = [Action.of(plain(action)) for action in event.actions]
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
-                world = await self._service.start(frames, text=text, actions=actions, settings=settings)
+                world = await model.service.start(frames, text=text, actions=actions, settings=settings)
                 if frames is not None:
                     await world.measure()
+                self._context.models.check_served(world)
                 return world
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
@@ -229,7 +232,7 @@ class Connection:
     def _video_start(
         self, event: SessionStart, world: World, encoder: ChunkEncoder, resume_id: str | None
     ) -> events.VideoStart:
-        config = self._context.model_config
+        config = world.service.model.config
         height, width = height_width(config.codec.image_size)
         return events.VideoStart(
             event_id=event.event_id,
@@ -345,8 +348,8 @@ class Connection:
             raise ApiError(
                 "A world starts from text or from an upload; send one of them.", events.INVALID_EVENT
             )
-        adapter_name(self._context, event.model)
-        config = self._context.model_config
+        model = self._context.models.find(event.model)
+        config = model.config
         height, width = height_width(config.codec.image_size)
         for name, own in (("width", width), ("height", height), ("fps", config.fps)):
             if getattr(event, name) not in (None, own):
@@ -355,7 +358,8 @@ class Connection:
                     events.INVALID_EVENT,
                 )
         if image and event.prompt is not None:
-            self._service.model.action.validate(Action(event.prompt), self._service.model.backbone)
+            played = model.service.model
+            played.action.validate(Action(event.prompt), played.backbone)
 
     async def _reject(self, error: WorldModelError, event: Any) -> None:
         self._num_rejected += 1

@@ -104,7 +104,7 @@ class WorldPlayer:
         started_at: float,
         num_frames: int | None = None,
     ) -> None:
-        config = context.model_config
+        config = world.service.model.config
         self.world = world
         self.pace: events.Pace = pace
         self.rounds = self.frames = self.chunks = 0
@@ -137,7 +137,7 @@ class WorldPlayer:
                 "chunk, and is not blended with the one before it."
             )
         action = Action.of(interaction.event.taken)
-        model = self._context.service.model
+        model = self.world.service.model
         model.action.validate(action, model.backbone)
         if replace:
             await self._drop_queued("replaced")
@@ -183,7 +183,7 @@ class WorldPlayer:
     async def play(self) -> events.Reason:
         """Send the initial observation, then play rounds up to the last one; stopped by cancellation."""
         await self._send_chunk(self.world.last_frames, "start")
-        while self.world.round < self._context.service.max_rounds:
+        while self.world.round < self.world.service.max_rounds:
             if self.frames >= self._num_frames:
                 return "num_frames"
             while self._commands:
@@ -248,7 +248,7 @@ class WorldPlayer:
         ready = time.monotonic()
         duration = 0.0 if start is None else ready - start
         if source == "round":
-            self._context.metrics.chunk(duration)
+            self._context.metrics.chunk(duration, self.world.service.chunk_s)
             self._clock.durations.append(duration)
             if self.rounds == 1:
                 self._context.metrics.time_to_first_chunk.observe(ready - self._started_at)

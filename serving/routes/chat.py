@@ -16,7 +16,7 @@ from worldmodel.serving.context import Caller, Context
 from worldmodel.serving.engine.completion import Completion, TextParams
 from worldmodel.serving.errors import ApiError
 from worldmodel.serving.media.decoding import decode_observation
-from worldmodel.serving.routes.parsing import adapter_name, decode_data_url
+from worldmodel.serving.routes.parsing import decode_data_url
 from worldmodel.serving.routes.route_class import BODY, ERRORS, ChatRoute, errors, while_connected
 
 router = APIRouter(tags=["text"], route_class=ChatRoute, responses=ERRORS)
@@ -37,16 +37,17 @@ async def complete(
 ) -> protocol.ChatObject | StreamingResponse:
     """Describe an image or video, or answer a question about it."""
     url, question = _newest_turn(body.messages)
-    settings = context.service.settings(adapter=adapter_name(context, body.model))
+    model = context.models.find(body.model)
+    settings = model.service.settings(adapter=model.adapter)
     max_tokens = body.max_completion_tokens or body.max_tokens or MAX_TOKENS
     seed = secrets.randbelow(2**63) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     params = [
         TextParams(max_tokens, body.temperature, stop, (seed + index) % 2**63) for index in range(body.n)
     ]
-    frames = await decode_observation(await decode_data_url(url), context.model_config)
-    completions = context.worlds.complete_frames(caller, frames, settings, question, params)
-    name, created = body.model or context.config.model_name, int(time.time())
+    frames = await decode_observation(await decode_data_url(url), model.config)
+    completions = context.worlds.complete_frames(caller, model.service, frames, settings, question, params)
+    name, created = model.name, int(time.time())
     answer = protocol.ChatChunk(
         id=f"chatcmpl-{secrets.token_urlsafe(16)}", created=created, model=name, choices=[]
     )

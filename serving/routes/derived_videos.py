@@ -14,7 +14,8 @@ from worldmodel.serving.actions import plain
 from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.errors import ConflictError, NotFoundError
 from worldmodel.serving.media.decoding import decode_video
-from worldmodel.serving.routes.parsing import adapter_name, body_schema, check_size, read_body
+from worldmodel.serving.models import Served
+from worldmodel.serving.routes.parsing import body_schema, check_size, read_body
 from worldmodel.serving.routes.route_class import BODY, ERRORS, AuthenticatedRoute, errors
 from worldmodel.serving.routes.videos import (
     IdempotencyKey,
@@ -43,7 +44,7 @@ UPLOAD = "video"
 class Source:
     """The video that another one is made from."""
 
-    model: str
+    model: Served
     plan: VideoPlan
     num_frames: int
     frames: np.ndarray | None
@@ -66,10 +67,10 @@ async def remix(
     keys = hash_idempotency_key(caller, idempotency_key), hash_request(request, None)
     found = await context.jobs.find_duplicate(*keys)
     if found is None:
-        _check_served(context, job.record)
+        model = _served(context, job.record)
         await context.jobs.admit(caller)
-        await validate(context, [Action.of(body.prompt)])
-        source = await _stored(context, job.record)
+        await validate(model, [Action.of(body.prompt)])
+        source = await _stored(context, model, job.record)
         source = replace(source, plan=source.plan.with_prompt(body.prompt))
         found = await _submit(context, caller, source, body.prompt, keys)
     return with_poll_header(found, response)
@@ -91,16 +92,16 @@ async def edit(
     keys = hash_idempotency_key(caller, idempotency_key), hash_request({"edit": body.model_dump()}, upload)
     found = await context.jobs.find_duplicate(*keys)
     if found is None:
-        source = await _source(context, caller, body.video, upload)
+        source = await _source(context, caller, body, upload)
         if source.id is None:  # the start of an upload is its first frame, not its end
             assert source.frames is not None
-            rounds = math.ceil(source.num_frames / context.model_config.chunk_frames)
+            rounds = math.ceil(source.num_frames / source.model.config.chunk_frames)
             plan = replace(source.plan, actions=(Action(),) * rounds)
             source = replace(source, plan=plan, frames=source.frames[:1].copy())
         num_rounds, kept = len(source.plan.actions), source.plan.actions[1:]
         further = kept if body.actions is None else [Action.of(plain(action)) for action in body.actions]
-        actions = fill_rounds(context, [Action.of(body.prompt), *further], num_rounds)
-        await validate(context, actions)
+        actions = fill_rounds(source.model, [Action.of(body.prompt), *further], num_rounds)
+        await validate(source.model, actions)
         edited = replace(source, plan=replace(source.plan, actions=actions))
         found = await _submit(context, caller, edited, body.prompt, keys)
     return with_poll_header(found, response)
@@ -128,18 +129,18 @@ async def extend(
     keys = hash_idempotency_key(caller, idempotency_key), hash_request({"extend": body.model_dump()}, upload)
     found = await context.jobs.find_duplicate(*keys)
     if found is None:
-        source = await _source(context, caller, body.video, upload)
+        source = await _source(context, caller, body, upload)
         new = [Action.of(action) for action in (body.prompt, *map(plain, body.actions))]
-        plan, added = source.plan, requested_frames(context, body, len(new))
+        plan, added = source.plan, requested_frames(source.model, body, len(new))
         if source.id is None:
             plan = replace(plan, start_frames=source.num_frames)
         num_frames = source.num_frames + added
-        check_length(context, num_frames)
+        check_length(context, source.model, num_frames)
         # A round that the source ends in is played to its end; the new actions begin with the next one.
         generated = num_frames - plan.start_frames
-        num_new = math.ceil(generated / context.model_config.chunk_frames) - len(plan.actions)
-        actions = fill_rounds(context, new, num_new)
-        await validate(context, actions)
+        num_new = math.ceil(generated / source.model.config.chunk_frames) - len(plan.actions)
+        actions = fill_rounds(source.model, new, num_new)
+        await validate(source.model, actions)
         plan = replace(plan, actions=(*plan.actions, *actions))
         extended = replace(source, plan=plan, num_frames=num_frames)
         found = await _submit(context, caller, extended, body.prompt, keys)
@@ -147,50 +148,56 @@ async def extend(
 
 
 async def _source(
-    context: ServerContext, caller: str, video: protocol.VideoReference | None, upload: bytes | None
+    context: ServerContext, caller: str, body: protocol.DerivedRequest, upload: bytes | None
 ) -> Source:
     """Return the source of a new video, whose owner may order one more.
 
     Raises:
-        InputError: there is neither a reference nor an upload, or both, or the model generates other frames.
-        NotFoundError: there is no such video, or another key owns it.
+        InputError: there is neither a reference nor an upload, or both, the model generates other frames, or
+            one is named beside a reference.
+        NotFoundError: there is no such video or model, or another key owns the video.
         ConflictError: the video is not completed.
         RateLimitError: the queue is full, or the owner has the maximum number of videos.
     """
+    video = body.video
     if (video is None) == (upload is None):
         raise InputError("Send either the id of a video as video[id], or an MP4 as the upload 'video'.")
     if video is not None:
+        if body.model is not None:
+            raise InputError("A video is made again by its own model; send model beside an upload only.")
         record = (await context.jobs.get(caller, video.id)).record
         if record.status != "completed":
             raise ConflictError(f"The video is {record.status}; wait until it is completed.")
-        _check_served(context, record)
+        model = _served(context, record)
         await context.jobs.admit(caller)
-        return await _stored(context, record)
+        return await _stored(context, model, record)
     assert upload is not None
+    model = context.models.find(body.model)
     await context.jobs.admit(caller)  # a refusal does not wait for a decoder
-    frames = await decode_video(upload, context.model_config)
-    plan = VideoPlan(context.service.settings(), actions=())
-    return Source(context.config.model_name, plan, len(frames), frames)
+    frames = await decode_video(upload, model.config)
+    plan = VideoPlan(model.service.settings(adapter=model.adapter), actions=())
+    return Source(model, plan, len(frames), frames)
 
 
-def _check_served(context: ServerContext, record: VideoRecord) -> None:
-    """Check that a video can be generated again; the server may have another model than when it was made.
+def _served(context: ServerContext, record: VideoRecord) -> Served:
+    """Return the model of a video; it may be another one of the same name than when the video was made.
 
     Raises:
         NotFoundError: the server does not have the model of the video.
         InputError: its model generates frames of another size or rate.
     """
-    adapter_name(context, record.model)
-    check_size(context, record.size)
-    if record.fps != context.model_config.fps:
-        raise InputError(f"The video has {record.fps} fps; this model generates {context.model_config.fps}.")
+    model = context.models.find(record.model)
+    check_size(model, record.size)
+    if record.fps != model.config.fps:
+        raise InputError(f"The video has {record.fps} fps; this model generates {model.config.fps}.")
+    return model
 
 
-async def _stored(context: ServerContext, record: VideoRecord) -> Source:
+async def _stored(context: ServerContext, model: Served, record: VideoRecord) -> Source:
     frames = await asyncio.to_thread(context.jobs.storage.read_input, record.id)
     if frames is None and record.plan.text is None:
         raise NotFoundError("The frames that this video starts from are gone; create it again.")
-    return Source(record.model, record.plan, record.num_frames, frames, record.id)
+    return Source(model, record.plan, record.num_frames, frames, record.id)
 
 
 async def _submit(

@@ -41,7 +41,7 @@ async def ready(context: Context, response: Response) -> Health:
     """
     if context.watchdog.fault is not None:
         status = context.watchdog.fault
-    elif context.jobs.draining or context.service.compute.closed:
+    elif context.jobs.draining or context.compute.closed:
         status = "stopping"
     else:
         try:

@@ -37,7 +37,7 @@ async def edit(request: Request, context: Context, caller: Caller) -> ImageList:
     upload = uploads.get(UPLOAD)
     if upload is None:
         raise InputError("There is no image to edit; upload one as the form field 'image'.")
-    frames = await decode_observation(upload, context.model_config)
+    frames = await decode_observation(upload, context.models.find(body.model).config)
     return await _generate(request, context, caller, body, frames)
 
 
@@ -48,11 +48,12 @@ async def _generate(
     body: ImageRequest,
     frames: np.ndarray | None = None,
 ) -> ImageList:
-    check_size(context, body.size)
-    settings = generation_settings(context, body)
+    model = context.models.find(body.model)
+    check_size(model, body.size)
+    settings = generation_settings(model, body)
     seeds = [replace(settings, seed=(body.seed + index) % 2**63) for index in range(body.n)]
     images = await while_connected(
-        request, context.worlds.generate_images(caller, body.prompt, seeds, frames)
+        request, context.worlds.generate_images(caller, model.service, body.prompt, seeds, frames)
     )
     pngs = [await asyncio.to_thread(encode_png, image) for image in images]
     return ImageList(

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from worldmodel.errors import InputError
-from worldmodel.serving.context import ServerContext
-from worldmodel.serving.errors import NotFoundError, UnavailableError, UnsupportedFormatError
+from worldmodel.serving.errors import UnavailableError, UnsupportedFormatError
+from worldmodel.serving.models import Served
 from worldmodel.serving.protocol import Generation
 from worldmodel.serving.settings import MIB
 from worldmodel.serving.worlds.service import WorldSettings
@@ -202,41 +202,22 @@ async def decode_data_url(url: str) -> bytes:
         raise InputError("The base64 of the data: URL is invalid; encode the file again.") from None
 
 
-def adapter_name(context: ServerContext, model: str | None) -> str | None:
-    """Return the adapter that a request names as its model; None stands for the base model.
+def generation_settings(model: Served, body: Generation, adapter: str | None = None) -> WorldSettings:
+    """Return the settings of a request, completed by the defaults of its model.
 
     Raises:
-        NotFoundError: the server has no such model.
-    """
-    if model is None or model == context.config.model_name:
-        return None
-    if model not in context.service.engine.adapters:
-        raise NotFoundError(
-            "The server has no model with this name; GET /v1/models lists its models.", "model_not_found"
-        )
-    return model
-
-
-def generation_settings(
-    context: ServerContext, body: Generation, adapter: str | None = None
-) -> WorldSettings:
-    """Return the settings of a request, completed by the defaults of the model.
-
-    Raises:
-        NotFoundError: the server has no such model.
         InputError: a setting is out of the model's range.
     """
     given = {name: getattr(body, name) for name in Generation.model_fields if name != "model"}
-    return context.service.settings(**given, adapter=adapter or adapter_name(context, body.model))
+    return model.service.settings(**given, adapter=adapter or model.adapter)
 
 
-def check_size(context: ServerContext, size: str | None) -> str:
-    """Return the model's frame size as `WIDTHxHEIGHT`.
+def check_size(model: Served, size: str | None) -> None:
+    """Check the frame size of a request.
 
     Raises:
-        InputError: another size is requested.
+        InputError: it is not the model's.
     """
-    model_size = context.service.frame_size
-    if size not in (None, "auto", model_size):
-        raise InputError(f"size is {size}; this model generates {model_size}: pass that, or omit size.")
-    return model_size
+    own = model.service.frame_size
+    if size not in (None, "auto", own):
+        raise InputError(f"size is {size}; this model generates {own}: pass that, or omit size.")

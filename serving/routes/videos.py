@@ -19,6 +19,7 @@ from worldmodel.serving.actions import plain
 from worldmodel.serving.context import Caller, Context, ServerContext
 from worldmodel.serving.errors import ConflictError, NotFoundError, RateLimitError, UnavailableError
 from worldmodel.serving.media.decoding import decode_observation
+from worldmodel.serving.models import Served
 from worldmodel.serving.routes.parsing import (
     body_schema,
     check_size,
@@ -90,17 +91,17 @@ async def create(
     if body.input_reference is not None:
         upload = await decode_data_url(body.input_reference.image_url)
     keys = hash_idempotency_key(caller, idempotency_key), hash_request(body.model_dump(), upload)
-    check_size(context, body.size)
-    actions, num_frames = _actions_of_rounds(context, body, prompt_is_action=upload is not None)
+    model = context.models.find(body.model)
+    check_size(model, body.size)
+    actions, num_frames = _actions_of_rounds(context, model, body, prompt_is_action=upload is not None)
     text = body.prompt if upload is None else None
-    plan = VideoPlan(generation_settings(context, body), actions, text)
-    model = body.model or context.config.model_name
+    plan = VideoPlan(generation_settings(model, body), actions, text)
     record = order(context, caller, keys, model, body.prompt, plan, num_frames)
     job = await context.jobs.find_duplicate(*keys)
     if job is None:
         await context.jobs.admit(caller)  # a refusal does not wait for the model or a decoder
-        await validate(context, (*actions, Action.of(body.prompt)))
-        frames = await decode_observation(upload, context.model_config) if upload is not None else None
+        await validate(model, (*actions, Action.of(body.prompt)))
+        frames = await decode_observation(upload, model.config) if upload is not None else None
         job = await context.jobs.submit(record, frames)
     return with_poll_header(job, response)
 
@@ -220,20 +221,20 @@ def order(
     context: ServerContext,
     caller: str,
     keys: tuple[str | None, str],
-    model: str,
+    model: Served,
     prompt: str,
     plan: VideoPlan,
     num_frames: int,
     source: str | None = None,
 ) -> VideoRecord:
     """Return the record of a new video; `keys` are the hashes of the Idempotency-Key and of the request."""
-    fps = context.model_config.fps
+    fps = model.config.fps
     return new_record(
         caller,
         context.config,
-        model=model,
+        model=model.name,
         prompt=prompt,
-        size=context.service.frame_size,
+        size=model.service.frame_size,
         seconds=f"{num_frames / fps:g}",
         num_frames=num_frames,
         fps=fps,
@@ -246,26 +247,24 @@ def order(
 
 
 def _actions_of_rounds(
-    context: ServerContext, body: protocol.VideoRequest, prompt_is_action: bool
+    context: ServerContext, model: Served, body: protocol.VideoRequest, prompt_is_action: bool
 ) -> tuple[tuple[Action, ...], int]:
     """Return the action of every round, and the number of frames of the video.
 
     Raises:
         InputError: the lengths do not fit.
     """
-    config = context.model_config
+    config = model.config
     if body.fps not in (None, config.fps):
         raise InputError(f"fps is {body.fps}; this model generates {config.fps}: pass that, or omit fps.")
     given = [Action.of(plain(action)) for action in body.actions]
     actions = [Action.of(body.prompt), *given] if prompt_is_action else given
-    num_frames = requested_frames(context, body, max(1, len(actions)))
-    check_length(context, num_frames)
-    return fill_rounds(context, actions, math.ceil(num_frames / config.chunk_frames)), num_frames
+    num_frames = requested_frames(model, body, max(1, len(actions)))
+    check_length(context, model, num_frames)
+    return fill_rounds(model, actions, math.ceil(num_frames / config.chunk_frames)), num_frames
 
 
-def requested_frames(
-    context: ServerContext, body: protocol.VideoRequest | protocol.ExtendRequest, rounds: int
-) -> int:
+def requested_frames(model: Served, body: protocol.VideoRequest | protocol.ExtendRequest, rounds: int) -> int:
     """Return the number of frames that a request names, by default as many as `rounds` have.
 
     Raises:
@@ -274,24 +273,24 @@ def requested_frames(
     if body.seconds is not None and body.num_frames is not None:
         raise InputError("seconds and num_frames exclude each other; send one of them.")
     if body.seconds is not None:
-        return round(float(body.seconds) * context.model_config.fps)
-    return rounds * context.model_config.chunk_frames if body.num_frames is None else body.num_frames
+        return round(float(body.seconds) * model.config.fps)
+    return rounds * model.config.chunk_frames if body.num_frames is None else body.num_frames
 
 
-def check_length(context: ServerContext, num_frames: int) -> None:
+def check_length(context: ServerContext, model: Served, num_frames: int) -> None:
     """Check the number of frames of a video.
 
     Raises:
         InputError: there are none, or too many.
     """
-    fps, max_frames = context.model_config.fps, context.config.max_video_frames
+    fps, max_frames = model.config.fps, context.config.max_video_frames
     if not 1 <= num_frames <= max_frames:
         raise InputError(
             f"The video would have {num_frames} frames; request 1 to {max_frames} ({max_frames / fps:g} s)."
         )
 
 
-def fill_rounds(context: ServerContext, actions: Sequence[Action], rounds: int) -> tuple[Action, ...]:
+def fill_rounds(model: Served, actions: Sequence[Action], rounds: int) -> tuple[Action, ...]:
     """Return the action of every round: those given, and then the empty action.
 
     Raises:
@@ -299,25 +298,25 @@ def fill_rounds(context: ServerContext, actions: Sequence[Action], rounds: int) 
     """
     if len(actions) > rounds:
         raise InputError(
-            f"There are {len(actions)} actions for {rounds} rounds of {context.model_config.chunk_frames} "
+            f"There are {len(actions)} actions for {rounds} rounds of {model.config.chunk_frames} "
             "frames; request more frames, or send fewer actions."
         )
     return (*actions, *[Action()] * (rounds - len(actions)))
 
 
-async def validate(context: ServerContext, actions: Sequence[Action]) -> None:
+async def validate(model: Served, actions: Sequence[Action]) -> None:
     """Check actions in the thread of the model.
 
     Raises:
         InputError: the model does not take one of them.
     """
-    model = context.service.model
+    takes = model.service.model.action.validate
 
     def check() -> None:
         for action in actions:
-            model.action.validate(action, model.backbone)
+            takes(action, model.service.model.backbone)
 
-    await context.service.compute.run(check)
+    await model.service.run(None, check)
 
 
 def with_poll_header(job: VideoJob, response: Response) -> protocol.VideoObject:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from worldmodel.actions import Action
 from worldmodel.actions.words import say
+from worldmodel.config import WorldModelConfig
 from worldmodel.errors import InputError
 from worldmodel.media.encoding import encode_png
 from worldmodel.serving import protocol
@@ -67,10 +68,13 @@ async def start(request: Request, context: Context, caller: Caller) -> protocol.
     upload = uploads.get(UPLOAD)
     if body.text is not None and body.prompt is not None:
         raise InputError("text and prompt are the same field; send one of them.")
-    settings = generation_settings(context, body)
+    model = context.models.find(body.model)
+    settings = generation_settings(model, body)
     actions = tuple(Action.of(plain(action)) for action in body.actions)
-    origin = await _origin(context, body.text or body.prompt, upload, actions)
-    started = context.worlds.start(caller, origin or Origin(), settings, body.max_observation_score)
+    origin = await _origin(model.config, body.text or body.prompt, upload, actions)
+    started = context.worlds.start(
+        caller, model.service, origin or Origin(), settings, body.max_observation_score
+    )
     world = await while_connected(request, started)
     return world_object(context, world)
 
@@ -110,16 +114,16 @@ async def step(
     confidence: Annotated[bool, Query(description="Whether to return `x-confidence` for a text.")] = False,
 ) -> Response:
     """Play one round and return its frames; repeating the last step returns the same frames."""
-    action, fps = Action.of(plain(body.action)), context.model_config.fps
+    action, service = Action.of(plain(body.action)), world.world.service
     if confidence:
-        context.service.check_confidence()
+        service.check_confidence()
     frames = await while_connected(
         request, context.worlds.step(world, body.step_id, plain(body.action), body.code, body.seed)
     )
     outcome, fit = world.world.outcome, None
     if confidence and action.text is not None:
         fit = await while_connected(request, context.worlds.confidence(world, body.step_id, action.text))
-    return await frames_response(format, frames, fps, body.step_id, outcome, fit)
+    return await frames_response(format, frames, service.model.config.fps, body.step_id, outcome, fit)
 
 
 @router.post("/{world_id}/futures", responses=errors(*BODY, 404, 409, 504))
@@ -135,7 +139,7 @@ async def futures(
     made, round_number = await while_connected(request, asked)
     data = []
     for each in made:
-        encoded = await encode_frames(format, each.frames, context.model_config.fps)
+        encoded = await encode_frames(format, each.frames, world.world.service.model.config.fps)
         data.append(
             protocol.FutureObject(
                 probability=each.probability,
@@ -148,9 +152,9 @@ async def futures(
 
 
 @router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*WORLD))
-async def newest_frames(context: Context, world: World, format: Format = "mp4") -> Response:
+async def newest_frames(world: World, format: Format = "mp4") -> Response:
     """Return the newest observation."""
-    frames, fps = world.world.last_frames, context.model_config.fps
+    frames, fps = world.world.last_frames, world.world.service.model.config.fps
     return await frames_response(format, frames, fps, world.world.round, world.world.outcome)
 
 
@@ -174,9 +178,10 @@ async def newest_frame(world: World) -> Response:
 async def reset(request: Request, context: Context, world: World, format: Format = "mp4") -> Response:
     """Restart a world, by default from its origin, and return the first observation."""
     body, uploads = await read_body(request, protocol.ResetRequest, UPLOAD)
-    origin = await _origin(context, body.text, uploads.get(UPLOAD))
+    config = world.world.service.model.config
+    origin = await _origin(config, body.text, uploads.get(UPLOAD))
     frames = await while_connected(request, context.worlds.reset(world, origin))
-    return await frames_response(format, frames, context.model_config.fps, 0)
+    return await frames_response(format, frames, config.fps, 0)
 
 
 @router.post("/{world_id}/fork", responses=errors(*WORLD))
@@ -241,16 +246,17 @@ async def infer_action(request: Request, context: Context, world: World) -> Infe
 
 def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
     """Return the description of a world for its client."""
-    world, config, service = entry.world, context.model_config, context.service
+    world, service = entry.world, entry.world.service
+    config = service.model.config
     return protocol.WorldObject(
         id=world.id,
         created_at=entry.created_at,
-        model=world.settings.adapter or context.config.model_name,
+        model=world.settings.adapter or service.name,
         engine=service.engine.name,
         round=world.round,
         max_rounds=service.max_rounds,
         fps=config.fps,
-        size=context.service.frame_size,
+        size=service.frame_size,
         chunk_frames=config.chunk_frames,
         action_schema=ActionSchema.of(config.action),
         seed=world.settings.seed,
@@ -266,10 +272,10 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
 
 
 async def _origin(
-    context: Context, text: str | None, upload: bytes | None, actions: tuple[Action, ...] = ()
+    config: WorldModelConfig, text: str | None, upload: bytes | None, actions: tuple[Action, ...] = ()
 ) -> Origin | None:
     if text is not None and upload is not None:
         raise InputError("A world starts from a text or from an upload; send one of them.")
     if upload is not None:
-        return Origin(frames=await decode_observation(upload, context.model_config), actions=actions)
+        return Origin(frames=await decode_observation(upload, config), actions=actions)
     return Origin(text=text, actions=actions) if text is not None else None

@@ -21,6 +21,7 @@ from worldmodel.media.encoding import encode_jpeg, encode_video
 from worldmodel.serving.engine.shares import ask_as
 from worldmodel.serving.errors import NotFoundError, UnavailableError
 from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.models import ServedModels
 from worldmodel.serving.replicas.database import Database
 from worldmodel.serving.replicas.replica import Replica
 from worldmodel.serving.settings import ServerConfig
@@ -29,7 +30,6 @@ from worldmodel.serving.videos.record import VideoJob, VideoRecord
 from worldmodel.serving.videos.storage import Storage
 from worldmodel.serving.videos.webhooks import Webhooks
 from worldmodel.serving.watchdog import Watchdog
-from worldmodel.serving.worlds.service import WorldService
 
 LOG = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class VideoJobs:
 
     def __init__(
         self,
-        service: WorldService,
+        models: ServedModels,
         config: ServerConfig,
         metrics: Metrics,
         storage: Storage,
@@ -68,7 +68,7 @@ class VideoJobs:
             DatabaseError: the database does not answer.
         """
         holder = Holder() if replica is None else replica.lease
-        self.service, self.config, self.metrics = service, config, metrics
+        self.models, self.config, self.metrics = models, config, metrics
         self.storage, self.orders = storage, Orders(database, holder, config)
         self.draining = False
         self._watchdog, self._webhooks = watchdog, webhooks
@@ -96,10 +96,12 @@ class VideoJobs:
         Raises:
             ConflictError: the key was used for a different request.
             RateLimitError: the queue is full, or the owner has the maximum number of videos.
+            NotFoundError: its model was unloaded.
             UnavailableError: the server is stopping, its disk is full or its database does not answer.
         """
         self._require_running()
-        record.weights = self.service.identity.of(record.plan.settings.adapter)
+        model = self.models.find(record.model)
+        record.weights = model.service.identity.of(model.adapter)
         try:
             if frames is not None:
                 await _run_to_end(self.storage.write, record.id, "input", frames)
@@ -299,7 +301,7 @@ class VideoJobs:
                 "deadline_exceeded",
                 f"The video was not completed within {limit:g} s; request fewer frames.",
             )
-        except InputError as error:  # also where its adapter was removed meanwhile
+        except InputError as error:  # also where its model or adapter was removed meanwhile
             await self._fail(job, *(self._obstacle(job.record) or ("invalid_request", str(error))))
         except Exception:  # nothing awaits this task, and a job must never stay in progress
             LOG.exception("The video %s failed.", job.record.id)
@@ -327,7 +329,9 @@ class VideoJobs:
     async def _play(self, job: VideoJob) -> np.ndarray:
         plan, settings = job.record.plan, job.record.plan.settings
         start = await asyncio.to_thread(self.storage.read_input, job.record.id)
-        world = await self.service.start(start, text=plan.text, settings=settings)
+        if (model := self.models.get(job.record.model)) is None:
+            raise InputError(f"The model {job.record.model!r} was unloaded.")
+        world = await model.service.start(start, text=plan.text, settings=settings)
         try:
             clips = [] if start is None else [start[len(start) - plan.start_frames :]]
             for index, action in enumerate(plan.actions):
@@ -407,18 +411,21 @@ class VideoJobs:
 
     def _obstacle(self, record: VideoRecord) -> tuple[str, str] | None:
         """Return why an order cannot be generated, as error code and message."""
-        storage, service = self.storage, self.service
         if record.attempts > MAX_ATTEMPTS:
             return (
                 "server_restarted",
                 f"The server was killed {MAX_ATTEMPTS} times while it generated this video; "
                 "request a shorter one.",
             )
-        if record.plan.text is None and not storage.has_input(record.id):
+        if record.plan.text is None and not self.storage.has_input(record.id):
             return "files_lost", "The upload of this video is gone; request it again."
-        served = record.model in (self.config.model_name, *service.engine.adapters)
-        served &= record.weights == service.identity.of(record.plan.settings.adapter)
-        if not served or (record.size, record.fps) != (service.frame_size, service.model.config.fps):
+        model = self.models.get(record.model)
+        made = record.weights, record.size, record.fps
+        if model is None or made != (
+            model.service.identity.of(model.adapter),
+            model.service.frame_size,
+            model.config.fps,
+        ):
             return "model_changed", "The server no longer has the model of this video; request it again."
         return None
 

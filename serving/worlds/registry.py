@@ -23,9 +23,10 @@ from worldmodel.serving.errors import (
     UnavailableError,
 )
 from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.models import ModelUnloadedError, Served, ServedModels
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.owned import CommittedStep, OwnedWorld, Slot
-from worldmodel.serving.worlds.saved import Origin, PlayedStep, SavedWorld
+from worldmodel.serving.worlds.saved import Origin, PlayedStep, SavedWorld, made_by
 from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
 from worldmodel.serving.worlds.store import POLL_S, WAIT_S, WorldHeldError, WorldMovedError, WorldStore
 
@@ -52,9 +53,9 @@ class WorldRegistry:
     """
 
     def __init__(
-        self, service: WorldService, config: ServerConfig, metrics: Metrics, store: WorldStore | None = None
+        self, models: ServedModels, config: ServerConfig, metrics: Metrics, store: WorldStore | None = None
     ) -> None:
-        self.service, self.config, self.metrics, self.store = service, config, metrics, store
+        self.models, self.config, self.metrics, self.store = models, config, metrics, store
         self._worlds: dict[str, OwnedWorld] = {}
         self._slots: set[Slot] = set()
         self._resuming: dict[tuple[str, str], asyncio.Task[OwnedWorld | None]] = {}
@@ -183,11 +184,12 @@ class WorldRegistry:
     async def start(
         self,
         owner: str,
+        service: WorldService,
         origin: Origin,
         settings: WorldSettings,
         max_observation_score: float | None = None,
     ) -> OwnedWorld:
-        """Start a world.
+        """Start a world of a model.
 
         Raises:
             InputError: the origin has neither frames nor a text, or both, or its picture is less like what
@@ -196,7 +198,7 @@ class WorldRegistry:
         began = time.monotonic()
         with self.starting(owner) as slot:
             world = await self._within_deadline(
-                self.service.start(origin.frames, text=origin.text, actions=origin.actions, settings=settings)
+                service.start(origin.frames, text=origin.text, actions=origin.actions, settings=settings)
             )
             if origin.frames is not None:
                 await self._within_deadline(world.measure(max_observation_score))
@@ -216,7 +218,7 @@ class WorldRegistry:
         async with self._locked(entry):
             self._check_snapshot(entry, snapshot)
             saved = entry.saved(snapshot)
-        return await asyncio.to_thread(saved.to_bytes, self.service.identity)
+        return await asyncio.to_thread(saved.to_bytes, entry.world.service.identity)
 
     async def fork(self, entry: OwnedWorld) -> OwnedWorld:
         """Return an independent copy of a world."""
@@ -232,12 +234,12 @@ class WorldRegistry:
         if self.store is not None:
             await self.store.remove(entry.world.id)
 
-    async def end_adapter(self, name: str) -> None:
-        """Delete the worlds of an adapter that this server has no longer."""
-        for key in [key for key, (world, *_) in self._kept.items() if world.settings.adapter == name]:
+    async def end_model(self, model: Served) -> None:
+        """Delete the worlds of a model or an adapter that this server has no longer."""
+        for key in [key for key, (world, *_) in self._kept.items() if model.plays(world)]:
             self._end_kept(key)
-        reason = NotFoundError(f"The model {name!r} was unloaded; start another world.", "model_unloaded")
-        ended = [entry for entry in self.all() if entry.world.settings.adapter == name]
+        reason = ModelUnloadedError(model.name)
+        ended = [entry for entry in self.all() if model.plays(entry.world)]
         await asyncio.gather(*(self.close(entry, reason) for entry in ended))
 
     async def sweep(self, idle_timeout_s: float | None = None) -> None:
@@ -251,16 +253,18 @@ class WorldRegistry:
             await self.store.sweep(timeout_s)
 
     async def _add(self, entry: OwnedWorld) -> OwnedWorld:
-        if self.store is not None:
-            world = entry.world
-            try:
-                await self.store.add(world.id, entry.owner, world.round, await self._bytes_of(entry))
-            except BaseException:
-                self.release(entry.slot)
+        world, store = entry.world, self.store
+        try:
+            if store is not None:
+                await store.add(world.id, entry.owner, world.round, await self._bytes_of(entry))
+            self.models.check_served(world)
+        except BaseException:
+            self.release(entry.slot)
+            if store is not None:
                 with suppress(UnavailableError):
-                    await self.store.remove(entry.world.id)  # a transaction of a cancelled caller is finished
-                raise
-        self._worlds[entry.world.id] = entry
+                    await store.remove(world.id)  # a transaction of a cancelled caller is finished
+            raise
+        self._worlds[world.id] = entry
         return entry
 
     def _forget(self, entry: OwnedWorld, reason: ApiError) -> None:
@@ -352,10 +356,15 @@ class WorldRegistry:
 
     async def _loaded(self, owner: str, data: bytes, world_id: str | None = None) -> OwnedWorld:
         """Read a world, and compute its keys and values; it takes a slot."""
-        service = self.service
+
+        def read() -> tuple[WorldService, SavedWorld]:
+            service = self.models.of_digest(made_by(data)) or self.models.first
+            return service, SavedWorld.from_bytes(data, service.model, service.identity)
+
         with self.starting(owner) as slot:
-            saved = await service.compute.run(SavedWorld.from_bytes, data, service.model, service.identity)
+            service, saved = await self.models.first.compute.run(read)
             world = await self._within_deadline(service.resume(saved.settings, saved.state, world_id))
+            self.models.check_served(world)
         entry = OwnedWorld(world, saved.origin, slot)
         if saved.last_step is not None:
             entry.last_step = CommittedStep(world.round, saved.last_step, world.last_frames)
@@ -382,7 +391,7 @@ class WorldRegistry:
         entry.unsaved = 0
 
     async def _bytes_of(self, entry: OwnedWorld) -> bytes:
-        return await asyncio.to_thread(entry.saved().to_bytes, self.service.identity)
+        return await asyncio.to_thread(entry.saved().to_bytes, entry.world.service.identity)
 
     @staticmethod
     def _check_snapshot(entry: OwnedWorld, snapshot: str | None) -> None:
@@ -428,7 +437,7 @@ class WorldRegistry:
                 frames = await self._run(entry, playing)
             finally:
                 entry.progress = None
-            self.metrics.chunk(time.monotonic() - began)
+            self.metrics.chunk(time.monotonic() - began, entry.world.service.chunk_s)
             entry.last_step = CommittedStep(step_id, asked, frames)
             await self._save(entry, changed=True)
             return frames
@@ -495,6 +504,7 @@ class WorldRegistry:
     async def complete_frames(
         self,
         owner: str,
+        service: WorldService,
         frames: np.ndarray,
         settings: WorldSettings,
         question: str | None,
@@ -506,7 +516,7 @@ class WorldRegistry:
         """
         end = asyncio.get_running_loop().time() + self.config.step_deadline_s
         with self.temporary(owner):
-            world = await self._within_deadline(self.service.start(frames, settings=settings), end)
+            world = await self._within_deadline(service.start(frames, settings=settings), end)
             try:
                 async with aclosing(
                     merge([until(world.fork().complete(question, each), each.stop) for each in params])
@@ -519,6 +529,7 @@ class WorldRegistry:
     async def generate_images(
         self,
         owner: str,
+        service: WorldService,
         prompt: str,
         settings: Sequence[WorldSettings],
         frames: np.ndarray | None = None,
@@ -530,7 +541,7 @@ class WorldRegistry:
 
         async def generate(each: WorldSettings) -> np.ndarray:
             text = prompt if frames is None else None
-            world = await self.service.start(frames, text=text, settings=each)
+            world = await service.start(frames, text=text, settings=each)
             if frames is not None:
                 await world.step(prompt)
             world.close()

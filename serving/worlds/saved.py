@@ -115,6 +115,20 @@ class SavedWorld:
             raise InputError(DAMAGED) from None
 
 
+def made_by(data: bytes) -> str:
+    """Return the digest of the model of a saved world.
+
+    Raises:
+        InputError: it is not a snapshot of a world, or is damaged.
+    """
+    try:
+        return unpack(data, FORMAT)[0]["model"]
+    except InputError:
+        raise
+    except (SafetensorError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+        raise InputError(DAMAGED) from None
+
+
 class _Header(BaseModel):
     """What a file has beside tensors; it may come from anyone."""
 

@@ -24,7 +24,6 @@ from worldmodel.diffusion.sampler import Chunk
 from worldmodel.episodes import WHAT_HAPPENED, Outcome, PredictedState
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models import text
-from worldmodel.models.adapters import Adapters
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.state import State
 from worldmodel.models.vision.adapter import Observation
@@ -50,6 +49,7 @@ from worldmodel.rollout.session import (
     transition,
 )
 from worldmodel.rollout.state import WorldState, film_frames, newest_observation
+from worldmodel.serving.engine.adapters import ServedAdapters
 from worldmodel.serving.engine.batching import CONDITION, DENOISE, PREPARE, Batcher, Compute
 from worldmodel.serving.engine.completion import Completion, TextParams, last
 from worldmodel.serving.engine.denoiser import DenoisingLoop, Progress
@@ -79,7 +79,7 @@ class WorldService:
         engine: Engine | None = None,
         *,
         compute: Compute | None = None,
-        adapters: Adapters | None = None,
+        adapters: ServedAdapters | None = None,
         processes: GeneratorProcesses | None = None,
         digest: str | None = None,
         max_batch: int = 16,
@@ -88,9 +88,11 @@ class WorldService:
     ) -> None:
         """Serve a model, which is divided if `digest` (of its whole weights, from `identify`) is given."""
         self.model = model.eval()
+        self.name = ""
+        """Name under which requests choose the model."""
         self._digest = digest
         self.compute = compute or Compute()
-        self.adapters = adapters or Adapters(model)
+        self.adapters = adapters or ServedAdapters(model)
         self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute, self.adapters)
         self.denoising = DenoisingLoop(model.generator, self.compute, max_batch, self.adapters, processes)
         self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
@@ -147,6 +149,16 @@ class WorldService:
                 f"The engine of this server, {self.engine.name}, gives no confidence; leave it out, or "
                 "start the server with --engine in-process."
             )
+
+    @property
+    def max_steps(self) -> int:
+        """Most denoising steps of a round; 0 for a model without a generator."""
+        return MAX_STEPS if self.model.config.generator else 0
+
+    @property
+    def chunk_s(self) -> float:
+        """Playback time of a round."""
+        return self.model.config.chunk_frames / self.model.config.fps
 
     @property
     def frame_size(self) -> str:
@@ -231,6 +243,25 @@ class WorldService:
             **self.engine.stats(),
         }
 
+    async def play_test_round(self) -> None:
+        """Play a round of a black picture, which fails if the model cannot compute."""
+        height, width = height_width(self.model.config.codec.image_size)
+        world = await self.start(np.zeros((1, height, width, 3), np.uint8))
+        await world.step()
+
+    async def discard(self) -> None:
+        """Let all further calls to the model fail, and drop its weights and caches."""
+
+        def drop() -> None:  # in the thread that runs the model, which no call uses then
+            self.adapters.model_removed = True
+            for module in self.model.modules():  # some worlds, whose calls fail, may refer to it for a while
+                module._parameters.clear()
+                module._buffers.clear()
+
+        await self.compute.run(drop)
+        await self.engine.close()
+        self.denoising.close()
+
     async def close(self) -> None:
         """Close the engine, the thread that runs the model, and the processes of the generator."""
         await self.engine.close()
@@ -277,14 +308,14 @@ class WorldService:
         """Return the distinct futures of a world after an action; see `Session.futures`."""
         check_futures(self.model)
         inputs, hidden = await self._predict(settings, state, action)
-        foreseen, chunks = await self._run(
+        foreseen, chunks = await self.run(
             settings.adapter, foresee, self.model, inputs, hidden, settings, num_draws, max_futures
         )
         async with asyncio.TaskGroup() as group:
             for chunk in chunks:
                 group.create_task(self.denoising.run(chunk, None, settings.adapter))
         latents = [chunk.latents for chunk in chunks]
-        made = await self._run(
+        made = await self.run(
             settings.adapter, finish, self.model, foreseen.inputs, foreseen.state, chunks, latents
         )
         return foreseen.futures(made)
@@ -293,7 +324,7 @@ class WorldService:
         self, observation: Observation, prompt: str, adapter: str | None, params: TextParams = GREEDY
     ) -> AsyncGenerator[Completion, None]:
         """Generate text about an observation; yields it after every token, and whole at the end."""
-        ((prefix, _),) = await self._run(adapter, text.sequences, self.model, [observation], [prompt])
+        ((prefix, _),) = await self.run(adapter, text.sequences, self.model, [observation], [prompt])
         tokens: list[int] = []
         async with aclosing(self.engine.generate_tokens(prefix, params, adapter)) as generated:
             async for token in generated:
@@ -321,11 +352,11 @@ class WorldService:
             # A longer video was cut when it was decoded: only its end is remembered.
             if len(frames) < film_frames(self.model.config):
                 check_past(self.model, len(frames), len(actions))
-            return await self._run(settings.adapter, start_worlds, self.model, frames[None], seeds, [actions])
+            return await self.run(settings.adapter, start_worlds, self.model, frames[None], seeds, [actions])
         if actions:
             raise InputError("actions are those of an uploaded video, and the world starts from a text.")
         check_task(self.model, "imagine")
-        blank = await self._run(settings.adapter, WorldState.blank, self.model, seeds)
+        blank = await self.run(settings.adapter, WorldState.blank, self.model, seeds)
         return await self.play(settings, blank, Action.of(description))
 
     async def observation_score(self, settings: WorldSettings, image: np.ndarray) -> float | None:
@@ -334,12 +365,12 @@ class WorldService:
         if known is None:
             return None
         with span("observation score"):
-            errors, inputs = await self._run(settings.adapter, look, self.model, image[None])
+            errors, inputs = await self.run(settings.adapter, look, self.model, image[None])
             num_queries = self.model.config.num_queries
             hidden = await self.engine.predict_states(inputs.histories[0], num_queries, settings.adapter)
             return float(known.score(errors.cpu(), states_of(hidden[None]).cpu())[0])
 
-    async def _run(self, adapter: str | None, function: Callable[..., Any], *args: Any) -> Any:
+    async def run(self, adapter: str | None, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function with an adapter, in the thread that runs the model."""
 
         def call() -> Any:
@@ -396,7 +427,7 @@ class World:
     ) -> None:
         self.id = world_id or f"world-{secrets.token_urlsafe(16)}"
         self.settings = settings
-        self._service, self._state = service, state
+        self.service, self._state = service, state
         self._snapshots: OrderedDict[str, WorldState] = OrderedDict()
         self.observation_score: float | None = None
         """How unlike what the model knows the picture of the start is, if it was measured."""
@@ -441,19 +472,19 @@ class World:
             InputError: the model does not take such an action or code, or the world has reached its maximum
                 of rounds.
         """
-        if self.round >= self._service.max_rounds:
+        if self.round >= self.service.max_rounds:
             raise InputError(
                 f"This world has played {self.round} rounds, its maximum; reset it or start another."
             )
         before = self._state
         drawn = before if seed is None else replace(before, seeds=(seed,))
-        played = await self._service.play(self.settings, drawn, Action.of(action), on_progress, code)
+        played = await self.service.play(self.settings, drawn, Action.of(action), on_progress, code)
         self._state = played if seed is None else replace(played, seeds=before.seeds)
         return self.last_frames
 
     async def futures(self, action: AnyAction, num_draws: int, max_futures: int) -> list[Future]:
         """Return the distinct futures after an action; see `Session.futures`."""
-        return await self._service.futures(
+        return await self.service.futures(
             self.settings, self._state, Action.of(action), num_draws, max_futures
         )
 
@@ -465,7 +496,7 @@ class World:
         Raises:
             InputError: as `WorldService.start`.
         """
-        self._state = await self._service.first(self.settings, frames, text, actions)
+        self._state = await self.service.first(self.settings, frames, text, actions)
         self._snapshots.clear()
         self.observation_score = None
         return self.last_frames
@@ -478,7 +509,7 @@ class World:
             InputError: the score is above the limit, or there is none.
         """
         image = self.last_frames[-1]
-        self.observation_score = await self._service.observation_score(self.settings, image)
+        self.observation_score = await self.service.observation_score(self.settings, image)
         check_score(self.observation_score, limit)
 
     async def describe(self, question: str | None = None) -> str:
@@ -490,7 +521,7 @@ class World:
     ) -> AsyncGenerator[Completion, None]:
         """Describe the newest observation, or answer a question about it; yields the text as it grows."""
         prompt = read_question(question)
-        service = self._service
+        service = self.service
         check_task(service.model, "describe" if question is None else "ask")
         observation = newest_observation(service.model, self._state)
         async with aclosing(service.read(observation, prompt, self.settings.adapter, params)) as texts:
@@ -499,7 +530,7 @@ class World:
 
     async def infer_action(self) -> Action:
         """Return the action that led to the newest observation."""
-        service = self._service
+        service = self.service
         check_task(service.model, "inverse")
         observation = transition(service.model, self._state)
         said = await last(service.read(observation, WHAT_HAPPENED, self.settings.adapter))
@@ -507,15 +538,15 @@ class World:
 
     async def confidence(self, words: str) -> float:
         """Return how well the last round fits an action in words; see `Session.confidence`."""
-        service = self._service
+        service = self.service
         service.check_confidence()
-        rows = await service.compute.run(confidence_rows, service.model, self._state, words)
+        rows = await service.run(None, confidence_rows, service.model, self._state, words)
         said, nothing = await service.engine.log_likelihoods(rows, self.settings.adapter)
         return said - nothing
 
     def fork(self) -> "World":
         """Return an independent copy of the world, without its snapshots."""
-        copy = World(self._service, self.settings, self._state)
+        copy = World(self.service, self.settings, self._state)
         copy.observation_score = self.observation_score
         return copy
 
@@ -523,7 +554,7 @@ class World:
         """Save the current state and return its name; above the limit the oldest snapshot is deleted."""
         name = f"snapshot-{secrets.token_urlsafe(8)}"
         self._snapshots[name] = self._state
-        while len(self._snapshots) > self._service.max_snapshots:
+        while len(self._snapshots) > self.service.max_snapshots:
             self._snapshots.popitem(last=False)
         return name
 

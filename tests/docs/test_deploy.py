@@ -387,7 +387,7 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     metrics = Metrics()
     metrics.request("steps", "ok")
     metrics.reject("rate_limit")
-    metrics.chunk(0.1)
+    metrics.chunk(0.1, 1.0)
     metrics.jobs.labels(outcome="completed").inc()
     metrics.model_seconds.labels(key="alice", purpose="step").inc(0.1)
     known = set(re.findall(r"^(worldmodel_[a-z_]+)", metrics.text().decode(), flags=re.MULTILINE))

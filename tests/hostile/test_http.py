@@ -215,8 +215,8 @@ def test_no_request_field_is_a_url_or_path() -> None:
     for model in models:
         assert model.model_config.get("extra") == "forbid"
         names = set(model.model_fields) - (
-            {"url"} if model is protocol.DataUrl else {"image_url", "video_url", "lora_path"}
-        )  # `lora_path`, as vLLM names it, is one folder below --adapters-dir, for an administrator
+            {"url"} if model is protocol.DataUrl else {"image_url", "video_url", "lora_path", "model_path"}
+        )  # these paths are one folder below --adapters-dir or --models-dir, for administrators
         assert not [name for name in names if any(word in name for word in ("path", "url", "file", "dir"))]
 
 
@@ -457,7 +457,7 @@ def test_tensors_and_archives_are_rejected(keyed: LocalClient) -> None:
 def test_internal_errors_reveal_no_details(keyed: LocalClient) -> None:
     """FastVideo returned str(error); CVE-2026-22778: an error text gave addresses in memory away."""
     app: Any = keyed.app
-    app.state.context.service.compute.close()  # the model's thread is gone: nothing works any more
+    app.state.context.compute.close()  # the model's thread is gone: nothing works any more
     for path, body in (("/v1/worlds", {"text": "x"}), ("/v1/images/generations", {"prompt": "x"})):
         response = keyed.post(path, json=body, headers=MINE)
         assert error_of(response, 500)["code"] == "internal_error"

@@ -22,6 +22,7 @@ from worldmodel.models import lora
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.engine.adapters import ServedAdapters
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import InProcessEngine
 from worldmodel.serving.realtime.connection import ROUTE
@@ -71,7 +72,7 @@ def expected(
 
 def serve(model: WorldModel, folders: dict[str, Path], body: Any) -> Any:
     async def whole() -> Any:
-        compute, adapters = Compute(), Adapters(model, folders)
+        compute, adapters = Compute(), ServedAdapters(model, folders)
         engine = InProcessEngine(model.backbone, compute, adapters)
         service = WorldService(model, engine, compute=compute, adapters=adapters)
         try:

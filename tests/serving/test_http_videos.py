@@ -147,7 +147,7 @@ def test_content_ranges_and_variants(api: LocalClient) -> None:
 
 def test_deleting_stops_generation_within_a_step(api: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     app: Any = api.app
-    denoiser = app.state.context.service.denoising
+    denoiser = app.state.context.models.first.denoising
     stop, steps_at = VideoJobs._stop, list[int]()
 
     async def stop_at(job: VideoJob) -> None:

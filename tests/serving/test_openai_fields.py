@@ -69,8 +69,8 @@ WORKING: dict[str, list[dict[str, Any]]] = {
     "videos.create": VIDEOS,
     "videos.create_and_poll": VIDEOS,
     "videos.list": [{"after": None}, {"limit": 1}, {"order": "asc"}],
-    "videos.edit": [{"extra_body": {"actions": ["the red ball jumps"]}, "video": MP4}],
-    "videos.extend": [{"extra_body": {"actions": ["the red ball jumps"]}, "seconds": "2"}],
+    "videos.edit": [{"extra_body": {"actions": ["the red ball jumps"], "model": "tiny"}, "video": MP4}],
+    "videos.extend": [{"extra_body": {"actions": ["the red ball jumps"], "model": "tiny"}, "seconds": "2"}],
     "images.generate": IMAGES,
     "images.edit": IMAGES,
     "chat.completions.create": [

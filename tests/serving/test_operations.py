@@ -55,7 +55,7 @@ def make_app(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     yield make
     for context in contexts:
-        context.service.compute.close()
+        context.compute.close()
         context.database.close()
 
 

@@ -41,7 +41,7 @@ def make_client(model: WorldModel, tmp_path: Path) -> Iterator[Callable[..., Loc
 
     yield make
     for context in contexts:
-        context.service.compute.close()
+        context.compute.close()
         context.database.close()
 
 

@@ -12,6 +12,7 @@ from worldmodel.errors import InputError
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.errors import ConflictError, NotFoundError, RateLimitError
 from worldmodel.serving.metrics import Metrics
+from worldmodel.serving.models import ServedModels
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.registry import Origin, WorldRegistry
 from worldmodel.serving.worlds.service import WorldService
@@ -21,8 +22,8 @@ def run(model: WorldModel, body: Callable[[WorldRegistry], Coroutine[Any, Any, N
     async def whole() -> None:
         service = WorldService(model)
         try:
-            config_ = ServerConfig("tiny", Path(), **config)
-            await asyncio.wait_for(body(WorldRegistry(service, config_, Metrics())), 120)
+            models, config_ = ServedModels(service, "tiny"), ServerConfig("tiny", Path(), **config)
+            await asyncio.wait_for(body(WorldRegistry(models, config_, Metrics())), 120)
         finally:
             await service.close()
 
@@ -50,11 +51,12 @@ def test_limits_per_key_and_in_total(model: WorldModel) -> None:
 
 def test_failed_start_releases_its_slot(model: WorldModel, image: np.ndarray) -> None:
     async def body(registry: WorldRegistry) -> None:
-        settings = registry.service.settings()
+        service = registry.models.first
+        settings = service.settings()
         with pytest.raises(InputError):
-            await registry.start("alice", Origin(), settings)
+            await registry.start("alice", service, Origin(), settings)
         assert len(registry) == 0
-        world = await registry.start("alice", Origin(frames=image[None]), settings)
+        world = await registry.start("alice", service, Origin(frames=image[None]), settings)
         with pytest.raises(RateLimitError):
             await registry.fork(world)
         with pytest.raises(ConflictError, match="7"):
@@ -66,7 +68,8 @@ def test_failed_start_releases_its_slot(model: WorldModel, image: np.ndarray) ->
 
 def test_idle_worlds_are_closed(model: WorldModel, image: np.ndarray) -> None:
     async def body(registry: WorldRegistry) -> None:
-        world = await registry.start("alice", Origin(frames=image[None]), registry.service.settings())
+        service = registry.models.first
+        world = await registry.start("alice", service, Origin(frames=image[None]), service.settings())
         await registry.sweep(60)
         assert await registry.get("alice", world.world.id) is world
         await registry.sweep(-1)

@@ -79,8 +79,9 @@ def test_a_world_whose_client_leaves_while_it_is_stored_is_not_kept(replicas: Re
 
     async def leave() -> tuple[int, int]:
         context = context_of(api)
-        database, settings = context.database, context.service.settings(num_inference_steps=1)
-        starting = asyncio.create_task(context.worlds.start("me", Origin(text="a ball"), settings))
+        database, service = context.database, context.models.first
+        settings = service.settings(num_inference_steps=1)
+        starting = asyncio.create_task(context.worlds.start("me", service, Origin(text="a ball"), settings))
         while not database.run_now(stored):  # in the event loop, which cannot go on meanwhile
             await asyncio.sleep(0)
         starting.cancel()

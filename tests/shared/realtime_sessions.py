@@ -71,7 +71,7 @@ class Server:
     def __init__(self, app: FastAPI, port: int) -> None:
         self.app, self.port = app, port
         self.context: ServerContext = app.state.context
-        self.service = self.context.service
+        self.service = self.context.models.first
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[Client]:

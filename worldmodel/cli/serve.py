@@ -69,6 +69,7 @@ def served(args: argparse.Namespace) -> dict[str, Any]:
         http,
         args.database,
         args.adapters_dir,
+        args.models_dir,
         **limits,
     )
     return {
@@ -155,12 +156,13 @@ def _parser() -> Parser:
         metavar="NAME=FOLDER",
         repeated=True,
     )
-    parser.add_argument(
-        "--adapters-dir",
-        type=Path,
-        metavar="FOLDER",
-        help=field_docs(ServerConfig)["adapters_dir"].rstrip("."),
-    )
+    for name in ("adapters_dir", "models_dir"):
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=Path,
+            metavar="FOLDER",
+            help=field_docs(ServerConfig)[name].rstrip("."),
+        )
     add_base_option(parser)
     option(parser, "--name", "model name in the API (default: name of the folder)")
     option(parser, "--data-dir", "folder for generated videos", "outputs/server", metavar="FOLDER")
