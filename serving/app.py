@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 import re
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -20,7 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Match, Route
 
 from worldmodel import __version__
-from worldmodel.errors import InputError
+from worldmodel.errors import InputError, OutputError
 from worldmodel.serving import tracing
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.connections import UnreadBodies
@@ -138,9 +139,7 @@ def create_context(
     keys = config.keys or Keys()
     metrics = Metrics()
     storage = Storage(config.data_dir)
-    own = URL.create("sqlite", database=str((config.data_dir / "server.db").absolute()))
-    lock = FolderLock(config.data_dir, shared=config.database is not None)
-    database = Database(config.database or own, lock)
+    database = _open_database(storage, config)
     replica = Replica(database, service.identity.model, storage.identity()) if config.database else None
     registry = WorldRegistry(models, config, metrics, WorldStore(replica) if replica else None)
     metrics.observe(models.stats, num_worlds=lambda: len(registry))
@@ -186,6 +185,24 @@ def create_context(
         watchdog=watchdog,
         session_limits=session_limits,
     )
+
+
+def _open_database(storage: Storage, config: ServerConfig) -> Database:
+    """Open the database of orders, and lock the data folder; without one that can be written, in memory.
+
+    Raises:
+        OutputError: replicas could not write the data folder, or another server uses it.
+        ConfigError, DatabaseError: the database cannot be used.
+    """
+    if storage.obstacle is None:
+        own = URL.create("sqlite", database=str((config.data_dir / "server.db").absolute()))
+        return Database(config.database or own, FolderLock(config.data_dir, config.database is not None))
+    obstacle = f"The data folder {str(config.data_dir)!r} cannot be written ({storage.obstacle})"
+    if config.database is not None:
+        raise OutputError(f"{obstacle}; choose another --data-dir, which all replicas share.")
+    LOG.warning("%s, so this server takes no videos; choose another --data-dir for them.", obstacle)
+    memory = {"mode": "memory", "cache": "shared", "uri": "true"}
+    return Database(URL.create("sqlite", database=f"file:{secrets.token_hex(8)}", query=memory))
 
 
 @asynccontextmanager

@@ -648,6 +648,8 @@ class Health(ResponseBody):
     """State of the server."""
 
     status: Literal["ok", "stopping", "full", "failed", "failing", "stuck"]
+    missing: str | None = None
+    """What the server does not offer, and why; absent if nothing is missing."""
 
 
 class ErrorBody(ResponseBody):

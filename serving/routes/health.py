@@ -16,6 +16,7 @@ metrics_router = APIRouter(tags=["health"], route_class=AuthenticatedRoute, resp
 
 @router.get(
     "/health",
+    response_model_exclude_none=True,
     responses={
         503: {
             "model": Health,
@@ -32,9 +33,15 @@ async def health(context: Context, response: Response) -> Health:
     return Health(status=context.watchdog.fault)
 
 
-@router.get("/ready", responses={503: {"model": Health, "description": "Accepts no work."}})
+@router.get(
+    "/ready",
+    response_model_exclude_none=True,
+    responses={503: {"model": Health, "description": "Accepts no work."}},
+)
 async def ready(context: Context, response: Response) -> Health:
     """Report whether the server accepts work: the model computes, the database responds, the queue has room.
+
+    Without a data folder that can be written, it accepts all but videos, and says so as `missing`.
 
     `failing`: calls to the model fail. `stuck`: one does not return. `failed`: a process of the model or the
     database is gone.
@@ -49,7 +56,9 @@ async def ready(context: Context, response: Response) -> Health:
         except UnavailableError:
             status = "failed"
     if status == "ok":
-        return Health(status=status)
+        obstacle = context.jobs.storage.obstacle
+        missing = None if obstacle is None else f"videos: the data folder cannot be written ({obstacle})"
+        return Health(status=status, missing=missing)
     response.status_code = 503
     return Health(status=status)
 

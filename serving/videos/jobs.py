@@ -41,6 +41,9 @@ COUNT_S = 1.0
 SPRITE_COLUMNS = 4
 """Columns and maximum number of rows of a sprite sheet."""
 CANCELLED = ("cancelled", "The video was deleted before it was completed.")
+NO_FOLDER = (
+    "This server has no folder that it can write, and takes no videos; live worlds, chat and images work."
+)
 STORAGE_FAILED = "The server cannot store videos at the moment; try again later."
 
 
@@ -202,6 +205,8 @@ class VideoJobs:
         return min(60.0, self._mean_run_s)
 
     def _require_running(self) -> None:
+        if self.storage.obstacle is not None:
+            raise UnavailableError(NO_FOLDER)
         if self.draining:
             raise UnavailableError("The server is stopping and takes no more videos; try again later.")
 

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -40,17 +41,21 @@ class Storage:
         """Create the folder.
 
         Raises:
-            OutputError: the folder cannot be written.
+            OutputError: the path is no folder, or its disk is full.
         """
         self.folder = folder
+        self.obstacle: str | None = None
+        """Why nothing can be written: the disk is read-only, or the folder belongs to somebody else."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            with tempfile.TemporaryFile(dir=folder):
+                pass
         except OSError as error:
-            raise OutputError(
-                f"The data folder {str(folder)!r} cannot be written ({error.strerror}); choose another."
-            ) from None
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise OutputError(
+                    f"The data folder {str(folder)!r} cannot be written ({error.strerror}); choose another."
+                ) from None
+            self.obstacle = str(error.strerror)
 
     def identity(self) -> str:
         """Return a random id that the folder has from its first use."""
@@ -67,6 +72,8 @@ class Storage:
 
         New ones may be those that another server is writing.
         """
+        if self.obstacle is not None:
+            return
         inputs, results = set(ordered), set(completed)
         kept = {suffix: inputs if name == "input" else results for name, suffix in SUFFIXES.items()}
         for path in self.folder.iterdir():

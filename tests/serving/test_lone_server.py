@@ -1,18 +1,23 @@
 """A server without --database: no lease, no heartbeat, and its data folder to itself."""
 
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
-from served import local, wait_for
+from served import error_of, frames_of, local, step, wait_for
 from sqlalchemy import Engine, event
 
 from worldmodel.errors import OutputError
+from worldmodel.media.encoding import encode_png
 from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.replicas.database import FolderLock, replicas
 from worldmodel.serving.replicas.replica import HEARTBEAT_S
 
@@ -62,6 +67,72 @@ def test_a_second_server_on_the_folder_is_refused_and_the_next_one_is_not(
     with local(model, tmp_path) as api:
         wait_for(api, video, "in_progress")
         assert api.delete(f"/v1/videos/{video}").status_code == 200
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[Path]:
+    """A folder on a disk that nobody can write; without root, one that its owner must not write."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", folder]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0
+    if not mounted:
+        if os.geteuid() == 0:
+            pytest.skip("root can write every folder, and mounts none here")
+        folder.chmod(0o500)
+    try:
+        yield folder
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+        else:
+            folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("name", ["", "server/data"])
+def test_a_server_that_can_write_nothing_serves_all_but_videos(
+    name: str, model: WorldModel, image: np.ndarray, tmp_path: Path
+) -> None:
+    with read_only(tmp_path / "disk") as disk, local(model, disk / name) as api:
+        ready = api.get("/ready")
+        assert (ready.status_code, ready.json()["status"]) == (200, "ok")
+        assert "videos" in ready.json()["missing"]
+        assert api.get("/health").json() == {"status": "ok"}
+        upload = {"observation": ("x.png", encode_png(image))}
+        world = api.post("/v1/worlds", files=upload, data={"seed": "3"}).json()["id"]
+        session = model.session(seed=3)
+        session.reset(image)
+        assert np.array_equal(frames_of(step(api, world, 1)), session.step("action 1").frames)
+        assert api.post(f"/v1/worlds/{world}/fork").status_code == 200
+        with api.websocket_connect(ROUTE) as socket:
+            assert socket.receive_json()["type"] == "session.created"
+            socket.send_json({"type": "session.start", "text": "a ball", "num_inference_steps": 1})
+            assert socket.receive_json()["type"] == "video.start"
+        order = {"prompt": "a ball", "num_frames": 8}
+        for response in (
+            api.post("/v1/videos", json=order),
+            api.post("/v1/videos", json=order, headers={"idempotency-key": "a"}),
+            api.post(
+                "/v1/videos", data={"prompt": "a"}, files={"input_reference": ("x.png", encode_png(image))}
+            ),
+            api.post("/v1/videos/edits", data={"prompt": "a"}, files={"video": ("x.mp4", b"x")}),
+        ):
+            message = error_of(response, 503)["message"]
+            assert message.count(".") == 1 and str(tmp_path) not in message
+        assert api.get("/v1/videos").json()["data"] == []
+        error_of(api.get("/v1/videos/video_1"), 404)
+        assert "worldmodel_queued_jobs 0.0" in api.get("/metrics").text
+        assert not any(disk.iterdir())
+
+
+def test_replicas_need_a_data_folder_that_they_can_write(model: WorldModel, tmp_path: Path) -> None:
+    with read_only(tmp_path / "disk") as disk, pytest.raises(OutputError, match="--data-dir"):
+        local(model, disk, database=f"sqlite:///{tmp_path / 'server.db'}")
+
+
+def test_a_data_folder_that_is_a_file_is_refused(model: WorldModel, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="file"):
+        local(model, tmp_path / "file")
 
 
 def test_replicas_share_the_lock(tmp_path: Path) -> None:
