@@ -26,6 +26,7 @@ from worldmodel.flow.catalog.chain import Chain
 from worldmodel.serving.metrics import Metrics
 from worldmodel.serving.replicas import database
 from worldmodel.serving.routes import health
+from worldmodel.serving.settings import MIB
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -191,6 +192,8 @@ def test_replicas_share_a_database_and_a_folder_behind_nginx() -> None:
     here = (DEPLOY / "replicas" / "nginx.conf").read_text(encoding="utf-8")
     different = {line.split()[0] for line in set(conf.splitlines()) ^ set(here.splitlines())}
     assert different == {"resolver", "server"}
+    (most,) = re.findall(r"client_max_body_size (\d+)m;", here)
+    assert int(most) * MIB >= MIB + args.max_upload_bytes * 4 / 3  # a video in the JSON of a chat
 
 
 def test_compose_starts_the_replicas_that_nginx_names() -> None:

@@ -104,6 +104,31 @@ def test_invalid_requests_are_rejected_before_queueing(
     assert api.get("/v1/videos").json()["data"] == []
 
 
+def test_every_length_and_size_that_is_listed_works_and_no_other(model: WorldModel, tmp_path: Path) -> None:
+    with local(model, tmp_path, max_video_frames=20) as api:
+        (listed,) = api.get("/v1/models").json()["data"]
+        assert (listed["size"], listed["fps"], listed["chunk_frames"]) == ("32x32", 8, 8)
+        assert listed["max_seconds"] == 2.5
+        lengths = {"0.125": 1, 0.125: 1, "1": 8, 1: 8, "1.1": 9, "2.5": 20, listed["max_seconds"]: 20}
+        for seconds, frames in lengths.items():
+            video = ask(api, {"prompt": "a ball", "seconds": seconds, "num_inference_steps": 1})
+            assert video["num_frames"] == frames == round(8 * float(video["seconds"])), seconds
+            assert len(decoded(film_of(api, video))) == frames
+        for size in (listed["size"], "32X32", "auto", None):
+            ask(api, {"prompt": "a ball", "size": size, "num_frames": 1, "num_inference_steps": 1})
+        for seconds in ("2.6", 3, "٣", "0", "0.05", "-1", "1e3", "auto", "", "12345", True, [1]):
+            assert_one_sentence(api.post("/v1/videos", json={"prompt": "a ball", "seconds": seconds}))
+        for size in ("32x16", "64x64", "0x0", "32", "32x", "032x32", "square", "1280x720", 32, ""):
+            for path in ("/v1/videos", "/v1/images/generations"):
+                assert_one_sentence(api.post(path, json={"prompt": "a ball", "size": size}))
+
+
+def assert_one_sentence(response: Any) -> None:
+    message = error_of(response, 400)["message"]
+    assert message.endswith(".") or "invalid" in message, message
+    assert not any(part in message for part in ("\n", "^", "pattern")) and len(message) < 200
+
+
 def test_progress_and_queue_position(api: LocalClient) -> None:
     video = ask(api, {"prompt": "a red ball", "num_frames": 32, "num_inference_steps": 32})
     second = ask(api, {"prompt": "a blue box"})

@@ -23,9 +23,10 @@ import uvicorn
 from local_client import LocalClient
 from starlette.testclient import TestClient
 
+from worldmodel.cli.serve import main
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.world_model import WorldModel
-from worldmodel.serving import logs
+from worldmodel.serving import logs, server
 from worldmodel.serving.app import create_app
 from worldmodel.serving.auth import Keys
 from worldmodel.serving.connections import SmallBuffers, check_protocol
@@ -288,6 +289,21 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     paths[0].write_bytes(certificate.public_bytes(pem))
     paths[1].write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password))
     return paths
+
+
+def test_processes_that_the_server_starts_do_not_see_its_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    async def serve(config: ServerConfig, **_: Any) -> None:
+        seen.append((len(config.keys or ()), "WORLDMODEL_API_KEYS" in os.environ))
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setenv("WORLDMODEL_API_KEYS", KEY)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    main(["shapes-tiny", "--data-dir", str(tmp_path)])
+    assert seen == [(1, False)]
 
 
 def test_server_says_what_it_loads(
