@@ -1,6 +1,7 @@
 """A real server under load, by HTTP and WebSocket. All requests come from one process beside it.
 
 rounds      rounds per second of 1, 4 and 16 worlds that are steered without a pause, against one in process
+keys        what it costs to share the model fairly: the same 16 worlds, of one key and of 4 and 16 keys
 live        seconds from an action to its first frame on WebSockets of pace `asap`, 1 and 8 sessions
 soak        clients that steer, ask, fork and order videos without a pause, for `--minutes`
 kills       SIGKILL at random moments under load: which accepted videos and stored worlds are lost
@@ -12,6 +13,7 @@ import itertools
 import json
 import random
 import re
+import secrets
 import statistics
 import subprocess
 import sys
@@ -19,9 +21,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from importlib.resources import as_file, files
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -89,10 +92,15 @@ class Server:
 
 
 @contextmanager
-def serving(model: str, *, stored: bool = False) -> Iterator[Server]:
+def serving(model: str, *, stored: bool = False, keys: Sequence[str] = ()) -> Iterator[Server]:
     """Start a server in a folder of its own, with a database if worlds are stored, and stop it."""
     with tempfile.TemporaryDirectory() as folder:
         options = ("--database", f"sqlite:///{folder}/worlds.db") if stored else ()
+        if keys:
+            file = Path(folder, "keys")
+            file.touch(0o600)
+            file.write_text("\n".join(keys), "ascii")
+            options += ("--keys-file", str(file))
         server = Server(model, folder, *options)
         try:
             yield server
@@ -105,15 +113,18 @@ def serving(model: str, *, stored: bool = False) -> Iterator[Server]:
 # ---- rounds ----------------------------------------------------------------------------------------------
 
 
-async def steer(server: Server, live: int, rounds: int) -> tuple[list[float], float, float]:
-    """Play rounds in so many worlds at once.
+async def steer(
+    server: Server, live: int, rounds: int, keys: Sequence[str | None] = (None,)
+) -> tuple[list[float], float, float]:
+    """Play rounds in so many worlds at once, which belong to the keys in turn.
 
     Returns:
         The seconds of each round, rounds per second, and milliseconds of processor time per round.
     """
-    async with AsyncClient(server.url) as client:
+    async with AsyncExitStack() as opened:
+        clients = [await opened.enter_async_context(AsyncClient(server.url, key)) for key in keys]
         with as_file(files("worldmodel.demo") / "first_frame.png") as image:
-            worlds = [await client.worlds.create(image, seed=seed) for seed in range(live)]
+            worlds = [await clients[seed % len(keys)].worlds.create(image, seed=seed) for seed in range(live)]
         await asyncio.gather(*(world.step(ACTION) for world in worlds))
 
         async def play(world: AsyncRemoteWorld) -> list[float]:
@@ -167,6 +178,36 @@ def measure_rounds(args: argparse.Namespace) -> None:
         spread = f"{rate:.1f} ({min(rates):.1f} to {max(rates):.1f})"
         cells = (f"{half:.3f}", f"{most:.3f}", f"{worked:.0f}", f"{batch:.1f}", f"{rate / one:.2f}x")
         rows.append((name, spread, *cells))
+    print(aligned(rows))
+
+
+# ---- keys ------------------------------------------------------------------------------------------------
+
+
+def measure_keys(args: argparse.Namespace) -> None:
+    """Print what a round of the same worlds costs if they belong to one key, and to several.
+
+    With one key the scheduler has nothing to divide. Repeats of all numbers of keys follow each other on one
+    server, so that other load on the machine meets all alike.
+    """
+    worlds, keys = max(args.live or (16,)), [secrets.token_urlsafe(16) for _ in range(16)]
+    counts = (1, 4, 16)
+    worked: dict[int, list[float]] = {count: [] for count in counts}
+    rates: dict[int, list[float]] = {count: [] for count in counts}
+    with serving(args.model, keys=keys) as server:
+        asyncio.run(steer(server, worlds, 3, keys))  # warms up
+        for _ in tqdm(range(args.repeats), desc="repeats"):
+            for count in counts:
+                _, rate, cost = asyncio.run(steer(server, worlds, args.num_samples, keys[:count]))
+                worked[count].append(cost)
+                rates[count].append(rate)
+    rows = [("keys", "processor ms/round", "rounds/s", "throughput against one key, by processor time")]
+    for count in counts:
+        cost = statistics.median(worked[count])
+        # Of each repeat by itself: its runs are neighbours in time.
+        ratios = [one / own for one, own in zip(worked[1], worked[count], strict=True)]
+        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        rows.append((f"{count}", f"{cost:.1f}", f"{statistics.median(rates[count]):.1f}", spread))
     print(aligned(rows))
 
 
@@ -420,6 +461,7 @@ def measure_kills(args: argparse.Namespace) -> None:
 
 MEASURES = {
     "rounds": measure_rounds,
+    "keys": measure_keys,
     "live": measure_live,
     "soak": measure_soak,
     "kills": measure_kills,
