@@ -23,6 +23,7 @@ from firefox import Firefox
 from PIL import Image
 
 from worldmodel import WorldModel, start_images
+from worldmodel.actions.camera import CameraKind
 from worldmodel.config import ActionConfig, StateConfig
 
 pytestmark = pytest.mark.slow
@@ -205,7 +206,18 @@ KINDS = {
         ),
     },
     "several context frames, and frames that are not square": {"context_latents": 6, "image_size": (32, 48)},
+    "all kinds of action": {
+        "query_actions": True,
+        "action": ActionConfig(
+            text={"max_tokens": 32},
+            keys=("left", "right"),
+            vector={"names": ("push_right", "push_down"), "low": (-24, -24), "high": (24, 24)},
+            mouse="drag",
+            camera=True,
+        ),
+    },
 }
+TURN, FORWARD = ({"camera": button["value"]} for button in CameraKind().widget(True)["buttons"][:2])
 ACTIONS = {
     "a code": ["go on", {"keys": ["left"]}, None],
     "a vector with bounds": [{"vector": [1.5, 3.0]}, {"keys": ["go"]}, {"keys": ["go"], "vector": [-2, 0]}],
@@ -222,6 +234,11 @@ ACTIONS = {
         None,
     ],
     "several context frames, and frames that are not square": ["go on", None, {"vector": [1, 2, 3]}],
+    "all kinds of action": [
+        FORWARD | {"text": "go on", "keys": ["left"]},
+        TURN | {"vector": [12, -24]},
+        {"mouse": [0.2, 0.7, 0.1, -0.3]},
+    ],
 }
 
 
@@ -270,10 +287,75 @@ def picture(page: Any) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(base64.b64decode(data.split(",")[1]))).convert("RGB"))
 
 
+def drag(page: Any, selector: str, *places: tuple[float, float]) -> None:
+    """Press the mouse at the first place of an element, in fractions of its size, and move to the others."""
+    box = page.locator(selector).bounding_box()
+    for number, (column, row) in enumerate(places):
+        page.mouse.move(box["x"] + column * box["width"], box["y"] + row * box["height"])
+        if number == 0:
+            page.mouse.down()
+    page.mouse.up()
+
+
+def pack(said: dict[str, Any]) -> str:
+    """Return the part of a link that says what is played."""
+    return base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+
+
+def unpack(link: str) -> dict[str, Any]:
+    """Return what a link says."""
+    said = link.partition("#")[2]
+    return json.loads(base64.urlsafe_b64decode(said + "=" * (-len(said) % 4)))
+
+
 def begin(page: Any, address: str) -> None:
     page.goto(address)
     page.click("#tiles button >> nth=0")
     page.wait_for_selector('#screen[data-round="0"]')
+
+
+def test_every_control_of_the_page_acts_as_in_python(
+    exported: Callable[[Path], Path], make_model: Callable[..., WorldModel], page: Any, tmp_path: Path
+) -> None:
+    model = make_model(seed=2, **KINDS["all kinds of action"]).bfloat16().float()
+    folder = model.save_pretrained(tmp_path / "model")
+    start = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(start).save(tmp_path / "start.png")
+    with served(exported(folder)) as address:
+        page.goto(address)
+        page.set_input_files("#file", tmp_path / "start.png")
+        page.wait_for_selector('#screen[data-round="0"]')
+        drag(page, "#screen", (0.25, 0.5), (0.75, 0.25))
+        page.wait_for_selector('#screen[data-round="1"]')
+        page.click('#buttons button[title="turn left"]')
+        page.wait_for_selector('#screen[data-round="2"]')
+        page.get_by_label("push_right").fill("12")
+        page.get_by_label("push_down").fill("-6")
+        page.click("text=Send numbers")
+        page.wait_for_selector('#screen[data-round="3"]')
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_selector('#screen[data-round="4"]')
+        page.fill("#words", "go on")
+        page.keyboard.press("Enter")
+        page.wait_for_selector('#screen[data-round="5"]')
+        seen = picture(page)
+        page.click("#share")
+        said = unpack(page.input_value("#address"))
+        for kind, value in {"camera": {"data": {"translation": [0, 9, 0]}}, "vector": [0, 25]}.items():
+            page.goto("about:blank")
+            page.goto(f"{address}#{pack(said | {'actions': [{kind: value}]})}")
+            page.wait_for_selector("#alert:not(:empty)")
+            assert kind in page.inner_text("#alert")
+    actions = said["actions"]
+    mouse = actions[0].pop("mouse")
+    assert mouse == pytest.approx([0.25, 0.5, 0.5, -0.25], abs=0.02)
+    vector = {"vector": [12, -6]}
+    assert actions[1:] == [TURN, vector, {"keys": ["left"]}, {"text": "go on"}]
+    session = WorldModel.from_pretrained(folder).session(seed=0, num_inference_steps=0)
+    session.reset(start)
+    for action in [{"mouse": mouse}, *actions[1:]]:
+        session.step(action)
+    assert farthest([seen], [session.frames[-1]]) <= MOST
 
 
 def test_the_page_undoes_forks_saves_and_shares(exported: Callable[[str], Path], page: Any) -> None:
@@ -334,11 +416,10 @@ def test_links_that_do_not_fit_are_refused(kind: str, exported: Callable[[str], 
     changed, named = LINKS[kind]
     fingerprint = json.loads((folder / "web.json").read_text())["fingerprint"]
     said = {"model": fingerprint, "start": 0, "seed": 0, "actions": []} | changed
-    packed = base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
     requests: list[str] = []
     page.on("request", lambda sent: requests.append(sent.url))
     with served(folder) as address:
-        page.goto(f"{address}#{packed}")
+        page.goto(f"{address}#{pack(said)}")
         page.wait_for_selector("#alert:not(:empty)")
         assert named in page.inner_text("#alert")
         assert page.get_attribute("#screen", "data-round") is None, "nothing was played"
@@ -490,10 +571,10 @@ def test_the_first_page_of_the_docs_plays_a_world(
 def test_a_model_whose_parts_cannot_go_is_refused(
     make_model: Callable[..., WorldModel], tmp_path: Path
 ) -> None:
-    model = make_model(action=ActionConfig(keys=("left",), camera=True))
+    model = make_model(state=StateConfig(width=32, num_layers=1, num_heads=2, merge=2))
     folder = model.save_pretrained(tmp_path / "model")
     result = export(folder, tmp_path / "web")
     assert result.returncode == 2
-    assert "camera" in result.stderr
+    assert "state.merge" in result.stderr
     assert not (tmp_path / "web").exists()
     assert not re.search("Traceback", result.stderr)

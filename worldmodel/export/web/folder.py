@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from worldmodel.actions import Numbers, Rows, Words, action_kinds
+from worldmodel.actions import Numbers, NumbersKind, Rows, Words, action_kinds
 from worldmodel.errors import OutputError
 from worldmodel.export.web import graphs, runtime
 from worldmodel.io import atomic_file, atomic_folder
@@ -171,12 +171,19 @@ def _takes_words(model: WorldModel) -> bool:
 
 
 def _numbers(model: WorldModel) -> dict[str, Any] | None:
-    """Return the kinds of action of numbers, and the bounds from which they are scaled."""
+    """Return the kinds of action of numbers, with bounds of their values or the numbers of each button."""
     kinds = []
-    for name in graphs.number_kinds(model):
-        embedding, settings = model.action.embeddings[name], model.config.action.kinds[name]
+    for kind in graphs.number_kinds(model):
+        embedding, settings = model.action.embeddings[kind.name], model.config.action.kinds[kind.name]
         assert isinstance(embedding, Numbers), "only kinds of numbers have a network"
-        # A mouse has bounds of -1 and 1, from which nothing is scaled.
-        low, high = (list(getattr(settings, bound, ())) for bound in ("low", "high"))
-        kinds.append({"name": name, "size": embedding.size, "low": low, "high": high})
+        told: dict[str, Any] = {"name": kind.name, "size": embedding.size}
+        if isinstance(kind, NumbersKind):
+            low, high = kind.bounds(settings)
+            told |= {"low": list(low), "high": list(high), "scaled": kind.name == "vector"}
+        else:
+            told["buttons"] = [
+                {"value": button["value"], "numbers": kind.features(kind.parse(button["value"]), settings)}
+                for button in kind.widget(settings)["buttons"]
+            ]
+        kinds.append(told)
     return {"kinds": kinds, "widest": max(kind["size"] for kind in kinds)} if kinds else None

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from worldmodel.actions import Numbers, Rows, Words
+from worldmodel.actions import ActionKind, Numbers, Rows, Words
 from worldmodel.errors import ConfigError, pip_install
 from worldmodel.export.web.winograd import replace_convolutions
 from worldmodel.media.tensors import to_pixels
@@ -34,7 +34,7 @@ from worldmodel.rollout.observation_score import states_of
 
 OPSET = 23
 NUMBER_KINDS = ("vector", "mouse")
-"""Kinds of action of numbers whose values the page can make: a camera needs poses, and others are unknown."""
+"""Kinds of action whose values are the numbers themselves; of others, the page gets those of each button."""
 LEAST_ROUNDED = 1024
 """Values of a weight from which on it is rounded to bf16; smaller ones are biases and scales."""
 
@@ -53,7 +53,7 @@ def check(model: WorldModel) -> None:
         )
     elif model.codec.causal or not isinstance(model.vision, LatentVision):
         part = "its codec or vision encoder (model.codec, model.vision), which is of another library"
-    elif unknown := [kind.name for kind in model.action.kinds if not _is_known(model, kind.name)]:
+    elif unknown := [kind.name for kind in model.action.kinds if not _is_known(model, kind)]:
         part = f"its {unknown[0]} actions (model.action.{unknown[0]})"
     else:
         return
@@ -94,7 +94,7 @@ class RoundGraph(nn.Module):
         super().__init__()
         self.model = model
         self.table = nn.Parameter(_token_table(model))
-        self.kinds = number_kinds(model)
+        self.kinds = [kind.name for kind in number_kinds(model)]
         if model.known is not None:
             self.known = nn.Parameter(model.known.states)
         rows = (len(each.names) for each in model.action.embeddings.values() if isinstance(each, Rows))
@@ -215,11 +215,9 @@ def _return_newest(layer: Any, count: int) -> None:
     layer.forward = forward
 
 
-def number_kinds(model: WorldModel) -> list[str]:
-    """Return the kinds of action whose values are numbers, in the order of their tokens."""
-    return [
-        kind.name for kind in model.action.kinds if isinstance(model.action.embeddings[kind.name], Numbers)
-    ]
+def number_kinds(model: WorldModel) -> list[ActionKind]:
+    """Return the kinds of action that enter the graph as numbers, in the order of their tokens."""
+    return [kind for kind in model.action.kinds if isinstance(model.action.embeddings[kind.name], Numbers)]
 
 
 def write(model: WorldModel, folder: Path) -> None:
@@ -279,7 +277,7 @@ def _round_inputs(model: WorldModel) -> tuple[list[str], tuple[Any, ...], tuple[
     optional: list[Any] = [None, None, None]
     names = list(examples)
     if kinds:
-        sizes = [model.action.embeddings[kind] for kind in kinds]
+        sizes = [model.action.embeddings[kind.name] for kind in kinds]
         widest = max(each.size for each in sizes if isinstance(each, Numbers))
         optional[0] = torch.zeros(config.action.per_round * len(kinds), widest)
         names.append("numbers")
@@ -309,8 +307,10 @@ def _frame(model: WorldModel) -> UInt8[Tensor, "h w 4"]:
     return torch.zeros(height, width, 4, dtype=torch.uint8)
 
 
-def _is_known(model: WorldModel, kind: str) -> bool:
-    return not isinstance(model.action.embeddings[kind], Numbers) or kind in NUMBER_KINDS
+def _is_known(model: WorldModel, kind: ActionKind) -> bool:
+    if not isinstance(model.action.embeddings[kind.name], Numbers) or kind.name in NUMBER_KINDS:
+        return True
+    return kind.widget(model.config.action.kinds[kind.name])["type"] == "buttons"
 
 
 def _write(

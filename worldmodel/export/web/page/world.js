@@ -147,7 +147,7 @@ export class World {
       kinds.forEach((kind, index) => {
         if (each[kind.name] === undefined || each[kind.name] === null) return;
         const row = place * kinds.length + index;
-        numbers.set(scaled(kind, each[kind.name]), row * meta.numbers.widest);
+        numbers.set(numbersOf(kind, each[kind.name]), row * meta.numbers.widest);
         ids.push(meta.tokens.rows + row);
       });
     });
@@ -183,11 +183,23 @@ export class World {
   }
 }
 
-function scaled({ name, size, low, high }, values) {
-  if (!Array.isArray(values) || values.length !== size || !values.every(Number.isFinite)) {
+/** Return what the network of a kind of numbers gets for a value of an action. */
+function numbersOf({ name, size, low, high, scaled, buttons }, value) {
+  if (buttons) {
+    const written = JSON.stringify(value); // of a button of this page, also in a link
+    const button = buttons.find((each) => JSON.stringify(each.value) === written);
+    if (!button) throw new ActionError(`This page has no such ${name} action; it has those of its buttons.`);
+    return button.numbers;
+  }
+  if (!Array.isArray(value) || value.length !== size || !value.every(Number.isFinite)) {
     throw new ActionError(`The ${name} of the action needs ${size} numbers.`);
   }
-  return low.length ? values.map((x, i) => (2 * (x - low[i])) / (high[i] - low[i]) - 1) : values;
+  low.forEach((least, i) => {
+    const tolerance = 1e-6 * Math.max(1, Math.abs(least), Math.abs(high[i])); // for bounds rounded to float32
+    if (value[i] >= least - tolerance && value[i] <= high[i] + tolerance) return;
+    throw new ActionError(`The ${name} of the action has the number ${value[i]}; use ${least} to ${high[i]}.`);
+  });
+  return scaled && low.length ? value.map((x, i) => (2 * (x - low[i])) / (high[i] - low[i]) - 1) : value;
 }
 
 /** Draw the numbers in [0, 1) that PyTorch's generator gives for a seed and a round (`draw_uniform`). */
