@@ -36,12 +36,14 @@ from worldmodel.serving.realtime.events import Reason, SessionStart, error_event
 from worldmodel.serving.realtime.pacing import ChunkEncoder, WorldPlayer
 from worldmodel.serving.realtime.sender import EventSender, SlowClientError
 from worldmodel.serving.routes.parsing import decode_data_url, generation_settings
+from worldmodel.serving.worlds.owned import OwnedWorld, Slot
+from worldmodel.serving.worlds.saved import Origin
 from worldmodel.serving.worlds.service import World
 
 LOG = logging.getLogger(__name__)
 
 ROUTE = "/v1/realtime/video"
-RESUMED = {"type", "event_id", "resume_id", "resumable", "format", "pace", "num_frames"}
+RESUMED = {"type", "event_id", "resume_id", "world", "resumable", "format", "pace", "num_frames"}
 """Fields of a start that goes on with a world."""
 TOO_MANY = "too_many_messages"
 """Code of the error of a client that sends too many messages, or too many invalid ones, which is fatal."""
@@ -78,6 +80,8 @@ class Connection:
         self._started = asyncio.get_running_loop().create_future()
         self._session = OpenSession(caller)
         self._player: WorldPlayer | None = None
+        self._entry: OwnedWorld
+        """The world, from when there is a player."""
         self._describing: asyncio.Task[None] | None = None
         self._num_rejected = 0
         self._dropped = False
@@ -175,10 +179,13 @@ class Connection:
         started_at = time.monotonic()
         worlds, resume_id = self._context.worlds, None
         if event.resume_id is not None:
-            world, slot = worlds.take(self._caller, event.resume_id)
+            entry = worlds.take(self._caller, event.resume_id)
+        elif event.world is not None:
+            entry = await worlds.copy(await worlds.get(self._caller, event.world))
         else:
             with worlds.starting(self._caller) as slot:
-                world = await self._start_world(event, upload)
+                entry = await self._start_world(event, upload, slot)
+        world = entry.world
         if event.resumable or event.resume_id is not None:
             resume_id = secrets.token_urlsafe(24)
         self._session.world = world
@@ -198,7 +205,7 @@ class Connection:
             if event.prompt is not None and (upload or event.image_reference):
                 first = events.InteractionEvent(prompt=event.prompt)
                 await player.interact(events.Interaction(event=first), replace=False)
-            self._player = player
+            self._player, self._entry = player, entry
             self._expires_at = time.monotonic() + self._limits.idle_timeout_s
             return await player.play()
         except (WebSocketDisconnect, SlowClientError):
@@ -206,26 +213,26 @@ class Connection:
             raise
         finally:
             if self._dropped and resume_id is not None and not self._context.jobs.draining:
-                worlds.keep(resume_id, world, slot)
+                worlds.keep(resume_id, entry)
             else:
                 world.close()
-                worlds.release(slot)
+                worlds.release(entry.slot)
 
-    async def _start_world(self, event: SessionStart, upload: bytes | None) -> World:
+    async def _start_world(self, event: SessionStart, upload: bytes | None, slot: Slot) -> OwnedWorld:
         if event.image_reference is not None:
             upload = await decode_data_url(event.image_reference.image_url)
         model = self._context.models.find(event.model)
         frames = None if upload is None else await decode_observation(upload, model.config)
         text = (event.text or event.prompt) if frames is None else None
         settings = generation_settings(model, event, event.adapter)
-        actions = [Action.of(plain(action)) for action in event.actions]
+        actions = tuple(Action.of(plain(action)) for action in event.actions)
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
                 world = await model.service.start(frames, text=text, actions=actions, settings=settings)
                 if frames is not None:
                     await world.measure()
                 self._context.models.check_served(world)
-                return world
+                return OwnedWorld(world, Origin(frames, text, actions), slot)
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
 
@@ -312,6 +319,9 @@ class Connection:
             raise _out_of_order("The world has not started; send session.start and wait for video.start.")
         elif isinstance(event, events.SessionInteraction):
             await self._player.interact(event.interaction, event.replace)
+        elif isinstance(event, events.SessionFork):
+            copy = (await self._context.worlds.fork(self._entry)).world
+            await self._send(events.SessionForked(event_id=event.event_id, world=copy.id, round=copy.round))
         elif isinstance(event, events.SessionDescribe):
             self._describe(event, self._player.world)
         elif isinstance(event, events.SessionPlayback):
@@ -337,10 +347,11 @@ class Connection:
         """Refuse a start that has no origin or several, or that does not fit the model."""
         image = event.upload or event.image_reference is not None
         origins = event.text is not None, event.upload, event.image_reference is not None
-        if event.resume_id is not None:
-            if event.model_fields_set - RESUMED:
+        if event.resume_id is not None or event.world is not None:
+            if event.model_fields_set - RESUMED or (event.resume_id is not None and event.world is not None):
                 raise ApiError(
-                    f"The world keeps its settings; send resume_id with {', '.join(RESUMED)} only.",
+                    "The world keeps its settings; send resume_id or world with "
+                    f"{', '.join(sorted(RESUMED - {'resume_id', 'world'}))} only.",
                     events.INVALID_EVENT,
                 )
             return

@@ -70,7 +70,7 @@ class ClientEvent(Event):
 
 
 class SessionStart(WorldRequest, ClientEvent):
-    """Starts the world from a text, from `image_reference`, or from the upload in the next binary message.
+    """Starts the world from a text, an image, the upload in the next binary message, or another world.
 
     One that is refused by an error that is not fatal may be followed by another.
     """
@@ -94,6 +94,9 @@ class SessionStart(WorldRequest, ClientEvent):
     """By default the model's, which `session.created` names."""
     resumable: bool = False
     """Whether the world is kept for a minute if the connection breaks: `video.start` has a `resume_id`."""
+    world: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Goes on with a copy of a world of `POST /v1/worlds`, of the same key; its settings stay, as for
+    `resume_id`."""
     resume_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """Goes on with the world of a connection that broke; its settings stay, so none but `format`, `pace` and
     `num_frames` is sent with it."""
@@ -169,6 +172,12 @@ class SessionRestore(ClientEvent):
     snapshot: Annotated[str, Field(min_length=1, max_length=64)]
 
 
+class SessionFork(ClientEvent):
+    """Copies the world after the newest chunk to one that has an id, for requests to `/v1/worlds`."""
+
+    type: Literal["session.fork"]
+
+
 class SessionDescribe(ClientEvent):
     """Requests a description of the newest observation, or an answer; the world keeps running."""
 
@@ -206,6 +215,7 @@ AnyClientEvent = (
     SessionStart
     | SessionInteraction
     | Command
+    | SessionFork
     | SessionDescribe
     | SessionPlayback
     | SessionPing
@@ -393,6 +403,14 @@ class SessionRestored(Reply):
     round: int
 
 
+class SessionForked(Reply):
+    """The copy, which lives on when the session ends."""
+
+    type: Literal["session.forked"] = "session.forked"
+    world: str
+    round: int
+
+
 class SessionDescribed(Reply):
     """Text about the observation that was the newest when the question arrived."""
 
@@ -442,6 +460,7 @@ ServerEvent = (
     | SessionUpdated
     | SnapshotCreated
     | SessionRestored
+    | SessionForked
     | SessionDescribed
     | SessionPong
     | SessionDone

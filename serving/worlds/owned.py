@@ -30,7 +30,7 @@ class Slot:
 
 @dataclass(eq=False)
 class OwnedWorld:
-    """A live world that its owner addresses by id."""
+    """A live world of an owner, who addresses it by id or plays it on a socket."""
 
     world: World
     origin: Origin

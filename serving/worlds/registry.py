@@ -27,7 +27,7 @@ from worldmodel.serving.models import ModelUnloadedError, Served, ServedModels
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.owned import CommittedStep, OwnedWorld, Slot
 from worldmodel.serving.worlds.saved import Origin, PlayedStep, SavedWorld, made_by
-from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
+from worldmodel.serving.worlds.service import WorldService, WorldSettings
 from worldmodel.serving.worlds.store import POLL_S, WAIT_S, WorldHeldError, WorldMovedError, WorldStore
 
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ class WorldRegistry:
         self._worlds: dict[str, OwnedWorld] = {}
         self._slots: set[Slot] = set()
         self._resuming: dict[tuple[str, str], asyncio.Task[OwnedWorld | None]] = {}
-        self._kept: dict[str, tuple[World, Slot, asyncio.TimerHandle]] = {}
+        self._kept: dict[str, tuple[OwnedWorld, asyncio.TimerHandle]] = {}
         self.keep_s = KEEP_S
         self._stopping = False
         self._reason: UnavailableError | None = None
@@ -111,27 +111,27 @@ class WorldRegistry:
 
     # ---- worlds of sockets that were dropped --------------------------------------------------------------
 
-    def keep(self, name: str, world: World, slot: Slot) -> None:
+    def keep(self, name: str, entry: OwnedWorld) -> None:
         """Keep a world, with its slot, for a client that may come back with a name that nobody can guess."""
         end = asyncio.get_running_loop().call_later(self.keep_s, self._end_kept, name)
-        self._kept[name] = world, slot, end
+        self._kept[name] = entry, end
 
-    def take(self, owner: str, name: str) -> tuple[World, Slot]:
-        """Return a kept world and its slot to the key that had it.
+    def take(self, owner: str, name: str) -> OwnedWorld:
+        """Return a kept world, with its slot, to the key that had it.
 
         Raises:
             NotFoundError: there is none of this name, or it belonged to another key.
         """
         kept = self._kept.get(name)
-        if kept is None or kept[1].owner != owner:
+        if kept is None or kept[0].owner != owner:
             raise NotFoundError(
                 f"There is no world to come back to: it is kept for {self.keep_s:g} s after its socket was "
                 "dropped, by the server that it was on; start another."
             )
         del self._kept[name]
-        world, slot, end = kept
+        entry, end = kept
         end.cancel()
-        return world, slot
+        return entry
 
     def end_kept(self) -> None:
         """End all kept worlds."""
@@ -139,10 +139,10 @@ class WorldRegistry:
             self._end_kept(name)
 
     def _end_kept(self, name: str) -> None:
-        world, slot, end = self._kept.pop(name)
+        entry, end = self._kept.pop(name)
         end.cancel()
-        world.close()
-        self.release(slot)
+        entry.world.close()
+        self.release(entry.slot)
 
     # ---- lookup ----------------------------------------------------------------------------------------
 
@@ -221,11 +221,14 @@ class WorldRegistry:
         return await asyncio.to_thread(saved.to_bytes, entry.world.service.identity)
 
     async def fork(self, entry: OwnedWorld) -> OwnedWorld:
-        """Return an independent copy of a world."""
+        """Return an independent copy of a world, which has an id."""
+        return await self._add(await self.copy(entry))
+
+    async def copy(self, entry: OwnedWorld) -> OwnedWorld:
+        """Return an independent copy of a world for a socket, which ends with it."""
         with self.starting(entry.owner) as slot:
             async with self._locked(entry):
-                world = entry.world.fork()
-        return await self._add(OwnedWorld(world, entry.origin, slot))
+                return OwnedWorld(entry.world.fork(), entry.origin, slot)
 
     async def close(self, entry: OwnedWorld, reason: NotFoundError | None = None) -> None:
         """Delete a world; a call in progress stops before its next denoising step."""
@@ -236,7 +239,7 @@ class WorldRegistry:
 
     async def end_model(self, model: Served) -> None:
         """Delete the worlds of a model or an adapter that this server has no longer."""
-        for key in [key for key, (world, *_) in self._kept.items() if model.plays(world)]:
+        for key in [key for key, (kept, _) in self._kept.items() if model.plays(kept.world)]:
             self._end_kept(key)
         reason = ModelUnloadedError(model.name)
         ended = [entry for entry in self.all() if model.plays(entry.world)]

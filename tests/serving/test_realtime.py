@@ -17,6 +17,7 @@ from realtime_sessions import Server, serve
 
 from worldmodel.media import encoding
 from worldmodel.models.world_model import WorldModel
+from worldmodel.serving.auth import ANONYMOUS
 from worldmodel.serving.media import decoding
 from worldmodel.serving.realtime import events
 from worldmodel.serving.realtime.pacing import JPEG_QUALITY
@@ -522,6 +523,45 @@ def test_a_dropped_socket_can_come_back_to_its_world(model: WorldModel) -> None:
         assert await server.freed()  # as it was closed, and not dropped
         async with server.client() as late:
             await late.send("session.start", resume_id=resume_id)
+            assert (await late.refused())["code"] == "not_found"
+
+    serve(model, body)
+
+
+def test_a_world_goes_on_over_http_and_on_a_socket(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        session = model.session(seed=5, num_inference_steps=2)
+        session.reset(text="a red ball")
+        truth = [session.step(action).frames for action in ACTIONS]
+        async with server.client() as client:
+            await client.start(seed=5, num_inference_steps=2, format="png")
+            for number in range(2):
+                await client.act(f"e{number}", ACTIONS[number])
+                await client.until("session.interaction.applied")
+                assert np.array_equal(shown(await client.event()), truth[number])
+            await client.send("session.fork", event_id="f")
+            forked = await client.until("session.forked")
+            assert (forked["event_id"], forked["round"]) == ("f", 2)
+        # The copy stays when the socket is closed.
+        worlds = server.context.worlds
+        entry = await worlds.get(ANONYMOUS, forked["world"])
+        assert np.array_equal(await worlds.step(entry, 3, ACTIONS[2]), truth[2])
+        async with server.client() as other:
+            await other.send("session.start", world=forked["world"], seed=1)
+            assert (await other.refused())["code"] == "invalid_event"
+            await other.send("session.start", world=forked["world"], format="png", pace="on_action")
+            assert (await other.until("video.start"))["seed"] == 5
+            chunk = await other.until("video.chunk_metadata")
+            assert chunk["round"] == 3 and np.array_equal(shown(chunk), truth[2])
+            await other.act("last", ACTIONS[3])
+            assert np.array_equal(shown(await other.until("video.chunk_metadata")), truth[3])
+        assert entry.world.round == 3, "a copy was played"
+        # What began on a socket can begin again.
+        first = model.session(seed=5, num_inference_steps=2).reset(text="a red ball")
+        assert np.array_equal(await worlds.reset(entry, None), first)
+        await worlds.close(entry)
+        async with server.client() as late:
+            await late.send("session.start", world=forked["world"])
             assert (await late.refused())["code"] == "not_found"
 
     serve(model, body)
