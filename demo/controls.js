@@ -1,12 +1,34 @@
 // Controls of actions, one for each widget that a world names: what is held in a round, keys, sliders, buttons, a drag.
+// A page has an empty element `act`, which is filled when this module is loaded.
 
 const ARROWS = { ArrowLeft: ["left"], ArrowRight: ["right"], ArrowUp: ["up", "forward"], ArrowDown: ["down", "backward"] };
 const PAD_BUTTONS = { ArrowUp: 12, ArrowDown: 13, ArrowLeft: 14, ArrowRight: 15 }; // of the standard gamepad
 const STICK = 0.5; // how far a stick is moved for a direction
+const KEPT_LOG = 6; // newest actions that are listed
+const FORM = `
+  <h2>Act</h2>
+  <p id="hint" class="quiet"></p>
+  <div id="things" class="chips" role="radiogroup" aria-label="Object" hidden></div>
+  <div class="hands">
+    <div id="pad" class="pad" role="group" aria-label="Directions" hidden></div>
+    <div id="buttons" hidden></div>
+    <div id="verbs" class="chips" role="group" aria-label="Actions" hidden></div>
+  </div>
+  <div id="numbers" role="group" aria-label="Numbers" hidden></div>
+  <form id="say" hidden>
+    <label for="words">Describe an action</label>
+    <div class="row">
+      <input id="words" maxlength="1000" autocomplete="off" placeholder="the red ball jumps">
+      <button type="submit">Send</button>
+    </div>
+  </form>
+  <h3 id="log-title">Actions</h3>
+  <ol id="log" aria-labelledby="log-title"></ol>`;
 const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", backward: "↓" };
 
 const $ = (id) => document.getElementById(id);
 const control = (tag, fields) => Object.assign(document.createElement(tag), fields);
+$("act").innerHTML = FORM;
 const fraction = (number) => Math.min(1, Math.max(-1, number));
 
 /** Passes actions on; where a round has several, samples what is held at the time of each and passes on a list. */
@@ -182,7 +204,7 @@ export function lookByDragging(picture, schema, sampler) {
   picture.onpointercancel = () => (drag = null);
 }
 
-/** All controls of a world, in the elements of the page named things, pad, verbs, say, numbers, buttons and hint. */
+/** All controls of a world. */
 export class Controls {
   /**
    * @param {object} world what a server or web.json says: action, chunk_frames, fps, pace
@@ -223,6 +245,12 @@ export class Controls {
     $("pad").hidden = !moves.length;
     $("verbs").hidden = !verbs.length;
     $("say").hidden = !says;
+    $("say").onsubmit = (event) => {
+      event.preventDefault();
+      const text = $("words").value.trim();
+      if (text) act({ text }, text);
+      $("words").value = "";
+    };
     showSliders($("numbers"), schema, this.sampler);
     showButtons($("buttons"), schema, this.sampler);
     lookByDragging(picture, schema, this.sampler);
@@ -294,6 +322,26 @@ export class Controls {
     event.preventDefault(); // or the arrows would scroll
     if (!event.repeat) use(event.code);
   }
+}
+
+/** List an action with what becomes of it; returns the element whose text says that. */
+export function listed(name, state) {
+  const item = document.createElement("li");
+  item.append(...[name, state].map((text) => control("span", { textContent: text })));
+  $("log").prepend(item);
+  while ($("log").children.length > KEPT_LOG) $("log").lastElementChild.remove();
+  return item.lastElementChild;
+}
+
+/** Show the moments that were kept, each as a button to return to it. */
+export function showMoments(moments, here, goTo) {
+  $("moments").hidden = !moments.length;
+  $("moments").replaceChildren(...moments.map((moment) => {
+    const button = control("button", { type: "button", textContent: `Round ${moment.round}` });
+    button.setAttribute("aria-pressed", moment === here);
+    button.addEventListener("click", () => goTo(moment));
+    return button;
+  }));
 }
 
 /** Let go of what keys and pointers hold, when they are let go of. */

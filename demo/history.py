@@ -29,6 +29,8 @@ from worldmodel.serving.errors import NotFoundError
 from worldmodel.serving.protocol import ModelObject
 from worldmodel.worlds.base import Target, World
 
+WAIT = "wait"
+"""Label of a round without an action."""
 MAX_BRANCHES = 4
 MAX_MOMENTS = 200
 """Maximum number of moments of a branch, whose frames are kept in memory."""
@@ -71,9 +73,7 @@ class Moment:
     @property
     def label(self) -> str:
         """Label in the timeline."""
-        return (
-            "Start" if self.action is None else str(self.action) if self.action != Action() else "time passes"
-        )
+        return "Start" if self.action is None else str(self.action) if self.action != Action() else WAIT
 
 
 @dataclass
@@ -84,6 +84,8 @@ class Branch:
     world: AsyncRemoteWorld
     moments: list[Moment]
     at: int = 0
+    origin: "Origin | None" = None
+    """From which it can be made again; None if it was found on the server."""
     first_round: int = 0
     """Round of the world at the first moment."""
 
@@ -124,8 +126,6 @@ class RolloutHistory:
     """The world that suggests actions."""
     model: ModelObject
     branches: list[Branch]
-    origin: Origin | None = None
-    """None if the worlds were found on the server."""
     current: int = 0
     futures: list[tuple[AsyncRemoteWorld, Moment]] = field(default_factory=list)
     """Two compared worlds, each one step ahead of the branch."""
@@ -148,10 +148,10 @@ class RolloutHistory:
         targets: tuple[Target, ...] = (),
     ) -> "RolloutHistory":
         """Start a world; `targets` are its known objects."""
-        self = cls(client, catalog, model, [], origin)
+        self = cls(client, catalog, model, [])
         world = await origin.start(client)
         try:
-            self.branches = [await self._branch("Main", world, targets)]
+            self.branches = [await self._branch("Main", world, targets, origin)]
         except BaseException:
             await world.close()
             raise
@@ -208,7 +208,7 @@ class RolloutHistory:
         """
         branch, threshold = self._branch_with_room(), self.model.confidence_threshold
         await self.drop_futures()
-        parsed, world = Action.of(action), await self._synchronised()
+        parsed, world = Action.of(action), await self.synchronised()
         result = await world.step(parsed, confidence=threshold is not None, code=code, seed=seed)
         doubtful = threshold is not None and world.confidence is not None and world.confidence < threshold
         moment = Moment(
@@ -218,7 +218,7 @@ class RolloutHistory:
 
     async def foresee(self, action: AnyAction) -> None:
         """List what may follow from the current moment; nothing happens yet."""
-        parsed, world = Action.of(action), await self._synchronised()
+        parsed, world = Action.of(action), await self.synchronised()
         if self.model.has_futures:
             found = await world.futures(parsed, max_futures=MAX_POSSIBLE)
         else:
@@ -253,11 +253,11 @@ class RolloutHistory:
         """Go to an earlier or later moment of the branch."""
         branch = self.branch
         if 0 <= index < len(branch.moments) and index != branch.at:
-            await self._synchronised()
+            await self.synchronised()
             await self._return_to(branch, index)
             branch.at, self.possible = index, []
 
-    async def _synchronised(self) -> AsyncRemoteWorld:
+    async def synchronised(self) -> AsyncRemoteWorld:
         """Return the world of the branch, in the state of the current moment.
 
         It is in another one if a call was cancelled after the server had played the round.
@@ -266,9 +266,9 @@ class RolloutHistory:
         try:
             await branch.world.refresh()
         except NotFoundError:
-            if self.origin is None:
+            if branch.origin is None:
                 raise
-            branch.world = await self.origin.start(self.client)
+            branch.world = await branch.origin.start(self.client)
             for moment in branch.moments:
                 moment.snapshot = None  # snapshots belong to a world
         if branch.world.round != branch.first_round + branch.at:
@@ -291,13 +291,34 @@ class RolloutHistory:
                 await branch.world.step(earlier.action, code=earlier.code, seed=earlier.seed)
             moment.snapshot = await branch.world.snapshot()
 
-    async def fork(self) -> None:
-        """Continue in a copy of the current branch."""
+    def _check_branches(self) -> None:
         if len(self.branches) >= MAX_BRANCHES:
             raise InputError(f"There are {MAX_BRANCHES} branches, which is the maximum; start a new world.")
-        branch, world = self.branch, await (await self._synchronised()).fork()
+
+    async def adopt(self, identity: str) -> None:
+        """Continue in a branch for a world of the server, whose earlier moments are not known.
+
+        Raises:
+            InputError: there are too many branches; the world is closed.
+            NotFoundError: the server does not have it.
+        """
+        world = await self.client.worlds.open(identity)
+        try:
+            self._check_branches()
+            self.branches.append(await self._branch(f"Live {self.count}", world))
+        except BaseException:
+            await world.close()
+            raise
+        self.current, self.count = len(self.branches) - 1, self.count + 1
+
+    async def fork(self) -> None:
+        """Continue in a copy of the current branch."""
+        self._check_branches()
+        branch, world = self.branch, await (await self.synchronised()).fork()
         moments = [replace(moment, snapshot=None) for moment in branch.moments[: branch.at + 1]]
-        self.branches.append(Branch(f"Fork {self.count}", world, moments, branch.at, branch.first_round))
+        self.branches.append(
+            Branch(f"Fork {self.count}", world, moments, branch.at, branch.origin, branch.first_round)
+        )
         self.current, self.count = len(self.branches) - 1, self.count + 1
 
     async def compare(self, first: AnyAction, second: AnyAction) -> None:
@@ -305,7 +326,7 @@ class RolloutHistory:
         actions = [Action.of(first), Action.of(second)]
         self._branch_with_room()
         await self.drop_futures()
-        parent = await self._synchronised()
+        parent = await self.synchronised()
         async with AsyncExitStack() as stack:
             worlds = [await stack.enter_async_context(await parent.fork()) for _ in actions]
             results = await asyncio.gather(*(w.step(a) for w, a in zip(worlds, actions, strict=True)))
@@ -331,11 +352,11 @@ class RolloutHistory:
 
     async def describe(self, question: str | None) -> str:
         """Describe the current frame, or answer a question about it."""
-        return await (await self._synchronised()).describe(question)
+        return await (await self.synchronised()).describe(question)
 
     async def explain(self) -> str:
         """Return the action that the model infers from the last round, in words."""
-        return say(await (await self._synchronised()).infer_action())
+        return say(await (await self.synchronised()).infer_action())
 
     def frames(self) -> np.ndarray:
         """Return all frames up to the current moment, uint8 `[t, h, w, 3]`."""
@@ -380,12 +401,18 @@ class RolloutHistory:
         """Close all worlds; ones that no longer exist are ignored."""
         await asyncio.gather(*(world.close() for world in self.worlds), return_exceptions=True)
 
-    async def _branch(self, name: str, world: AsyncRemoteWorld, targets: tuple[Target, ...] = ()) -> Branch:
+    async def _branch(
+        self,
+        name: str,
+        world: AsyncRemoteWorld,
+        targets: tuple[Target, ...] = (),
+        origin: Origin | None = None,
+    ) -> Branch:
         clip = await world.frames()
         unlike = (world.info.observation_score or 0) > 1
         start = Moment(None, clip, unlike=unlike)
         first = await self._complete(world, start, Moment(None, clip, targets=targets))
-        return Branch(name, world, [first], first_round=world.round)
+        return Branch(name, world, [first], origin=origin, first_round=world.round)
 
     async def drop_futures(self) -> None:
         """End a comparison without choosing."""

@@ -28,6 +28,16 @@ watch('value', () => {
   if (now && strip) strip.scrollTo({left: now.offsetLeft - strip.clientWidth / 2, behavior: 'smooth'});
 });
 """
+# The page for live play gives the id of a world that is to be steered here.
+ON_MESSAGE = """
+addEventListener('message', event => {
+  const frame = element.querySelector('iframe');
+  if (!frame || event.source !== frame.contentWindow) return;
+  trigger('click', {world: String(event.data?.world ?? '')});
+});
+"""
+STEER = "steer"
+"""Id of the tab for rounds."""
 TEXT_LIMIT, QUESTION_LIMIT = 1000, 400
 INTRODUCTION = """
 <section class="wm-intro" aria-label="What this is">
@@ -47,8 +57,8 @@ class Layout:
         # The visitor's worlds, which the browser keeps; the style sheet hides this component.
         self.worlds = gr.Textbox(show_label=False, container=False, elem_id="wm-worlds")
         self.head = gr.HTML(rendering.header("Steer a world by text."), elem_id="wm-head")
-        with gr.Tabs(elem_id="wm-tabs"):
-            with gr.Tab("Steer"):
+        with gr.Tabs(elem_id="wm-tabs") as self.tabs:
+            with gr.Tab("Steer", id=STEER):
                 with gr.Column(elem_id="wm-start") as self.start:
                     self._lay_out_start()
                 with gr.Column(visible=False, elem_id="wm-play") as self.play:
@@ -56,8 +66,8 @@ class Layout:
                         self._lay_out_main()
                     with gr.Column(visible=False, elem_id="wm-futures") as self.futures:
                         self._lay_out_futures()
-            with gr.Tab("Play live") as self.live_tab:
-                self.live = gr.HTML(elem_id="wm-live")
+            with gr.Tab("Play live", id="live") as self.live_tab:
+                self.live = gr.HTML(js_on_load=ON_MESSAGE, elem_id="wm-live")
             if flow is not None:
                 from worldmodel.demo.data_tab import DataTab  # needs the packages of the extra `flow`
 
@@ -68,7 +78,7 @@ class Layout:
     def all(self) -> list[Any]:
         """Everything that the handlers change."""
         return [
-            *(self.head, self.gallery, self.tiles, self.live),
+            *(self.head, self.gallery, self.tiles, self.live, self.tabs, self.carried),
             *(self.worlds, self.starting, self.status, self.start, self.play, self.main, self.futures),
             *(self.compare, self.undo, self.stage, self.timeline, self.branches, self.palette, self.words),
             *(self.action, self.answer, self.first, self.second, self.upload, self.download),
@@ -115,6 +125,7 @@ class Layout:
                 self.fork = _button("Fork", "wm-fork")
                 self.open_compare = _button("Compare", "wm-compare")
                 self.foresee = _button("Futures", "wm-foresee")
+                self.go_live = _button("Play live", "wm-go-live")
             self.possible = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-possible")
             with gr.Column(visible=False, elem_id="wm-versus") as self.compare:
                 gr.HTML('<p class="wm-quiet">Two actions from this moment, side by side.</p>')
@@ -129,6 +140,8 @@ class Layout:
                 self.anew = _button("New world", "wm-new")
             # The saved clip is passed to the browser as a data URI; the style sheet hides this component.
             self.download = gr.Textbox(show_label=False, container=False, elem_id="wm-download")
+            # The id of a world on its way to the other tab; hidden as well.
+            self.carried = gr.Textbox(show_label=False, container=False, elem_id="wm-carried")
 
     def _lay_out_words(self) -> None:
         with gr.Group(elem_id="wm-ask") as self.words:

@@ -17,9 +17,9 @@ from starlette.middleware import Middleware
 from worldmodel.actions import AnyAction, action_kinds
 from worldmodel.demo import rendering
 from worldmodel.demo.access import RequireKey
-from worldmodel.demo.history import Origin, RolloutHistory
+from worldmodel.demo.history import WAIT, Origin, RolloutHistory
 from worldmodel.demo.jobs import Job, JobQueue
-from worldmodel.demo.layout import Layout
+from worldmodel.demo.layout import STEER, Layout
 from worldmodel.demo.theme import theme
 from worldmodel.episodes import StartImage
 from worldmodel.errors import InputError, WorldModelError
@@ -48,6 +48,21 @@ SAVE = """
   const names = {'image/gif': 'rollout.gif', 'video/mp4': 'rollout.mp4', 'application/zip': 'played.zip'};
   link.download = names[uri.slice(5, uri.indexOf(';'))];
   link.click();
+}
+"""
+# Opens the other tab and, when its page is there, tells it behind `#` which world it goes on with.
+CARRY = """
+async (world) => {
+  if (!world) return;
+  const tabs = [...document.querySelectorAll('#wm-tabs [role=tab]')];
+  tabs.find(tab => tab.innerText.trim() === 'Play live').click();
+  const frame = () => document.querySelector('#wm-live iframe');
+  while (!frame()) await new Promise(resolve => setTimeout(resolve, 50));
+  const address = new URL(frame().src);
+  const said = new URLSearchParams(address.hash.slice(1));
+  said.set('world', world);
+  address.hash = said;
+  frame().src = address.href;
 }
 """
 # A tab keeps its worlds over a reload; another tab begins with none.
@@ -133,7 +148,7 @@ class Page:
             start(event, self._start_text, [at.text, at.seed], "Generating the first frame")
         for event in (at.act.click, at.action.submit):
             on(event, shown(_step_text), [at.action], lambda _, text: text, early={at.action: ""})
-        on(at.palette.click, shown(_step_chip), [], lambda event: _field(event, "act") or "time passes")
+        on(at.palette.click, shown(_step_chip), [], lambda event: _field(event, "act") or WAIT)
         on(at.undo.click, shown(lambda history, _: history.undo()), [], "Undo")
         on(at.timeline.click, shown(_go), [], "Going to another moment")
         on(at.branches.click, shown(_switch), [], "Changing the branch")
@@ -141,6 +156,9 @@ class Page:
         on(at.open_compare.click, self._open_compare, [], "Compare")
         on(at.foresee.click, self._foresee, [at.action], "Futures")
         on(at.possible.click, shown(_happen), [], "Going on")
+        live = on(at.go_live.click, self._go_live, [], "Going live")
+        live.then(None, at.carried, None, js=CARRY).then(lambda: "", None, at.carried, show_progress="hidden")
+        start(at.live.click, self._bring, [], "Opening the world")
         on(at.both.click, self._compare, [at.first, at.second], "Two futures")
         for index, choice in enumerate(at.choices):
             on(choice.click, shown(functools.partial(_choose, index)), [], "Going on")
@@ -384,7 +402,7 @@ class Page:
         if self.own is not None and self.own.key is not None:
             host = urlsplit(f"//{request.headers.get('host', '')}").hostname or "127.0.0.1"
             host = f"[{host}]" if ":" in host else host
-            return _frame(f"http://{host}:{self.own.port}", f"#key={self.own.key}")
+            return _frame(f"http://{host}:{self.own.port}", f"&key={self.own.key}")
         return _frame(address)
 
     # ---- start -----------------------------------------------------------------------------------------
@@ -429,6 +447,21 @@ class Page:
         await self._drop(history)
         return self._at_the_start()
 
+    # ---- the other tab ---------------------------------------------------------------------------------
+
+    async def _go_live(self, history: RolloutHistory, event: gr.EventData) -> Updates:
+        return {self.at.carried: (await history.synchronised()).id}
+
+    async def _bring(self, history: RolloutHistory | None, event: gr.EventData) -> Updates:
+        """Go on with a world of the other tab, as a branch of what is played here."""
+        identity = _field(event, "world")
+        if history is None:
+            history = await RolloutHistory.reopen(self.client, self.catalog, self.model, [identity])
+            self._keep(history)
+        else:
+            await history.adopt(identity)
+        return self._show(history) | {self.at.tabs: gr.Tabs(selected=STEER)}
+
     # ---- futures --------------------------------------------------------------------------------------
 
     async def _open_compare(self, history: RolloutHistory, event: gr.EventData) -> Updates:
@@ -454,7 +487,7 @@ class Page:
 
     async def _foresee(self, history: RolloutHistory, event: gr.EventData, text: str) -> Updates:
         await history.foresee(_typed(history, text) if text.strip() else None)
-        words = text.strip() or "time passes"
+        words = text.strip() or WAIT
         fps = history.branch.world.info.fps
         return {self.at.possible: rendering.possible(history.possible, words, fps)}
 
@@ -590,8 +623,8 @@ def _index(event: gr.EventData, count: int) -> int:
     return int(index)
 
 
-def _frame(base_url: str, fragment: str = "") -> str:
-    address = escape(f"{base_url}/play{fragment}", quote=True)
+def _frame(base_url: str, told: str = "") -> str:
+    address = escape(f"{base_url}/play#steer={told}", quote=True)
     return (
         f'<iframe src="{address}" title="Play live" referrerpolicy="no-referrer" '
         'sandbox="allow-scripts allow-same-origin allow-forms"></iframe>'

@@ -1,16 +1,15 @@
 // Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of frames in, actions out.
 
-import { Controls, onRelease } from "./controls.js";
+import { Controls, listed, onRelease, showMoments } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
-const KEPT_LOG = 6;
 const LEAST_SIDE = 512;
-const OVER = "The episode ends here. Start again, or restore a snapshot.";
+const OVER = "The episode ends here. Return to a fork, or start again.";
 const UNKNOWN = "This world does not know that picture, and will make something else of it.";
 const LOSSLESS_SIDE = 128; // pixels
 const LOOK = "look"; // event id of the descriptions that say which things are there
 const ASKED = "asked"; // event id of those that a person asked for
-const LIVE = ["pause", "wait", "keep", "describe", "record", "again", "stop"]; // what one can do while a world is live
+const LIVE = ["run", "wait", "fork", "describe", "record", "again", "steer", "stop"]; // what one can do while a world is live
 const CLIP_BITS_PER_S = 8e6;
 const CLIPS = ["video/mp4", "video/webm"]; // the first one that the browser can write
 const SHOWN_EVERY_MS = 250; // between messages that say what was shown
@@ -22,13 +21,13 @@ const session = {
   controls: null, // of the actions of the model
   over: false, // the episode has ended: the model was trained on nothing after it
   live: false,
-  origin: undefined, // the file from which the world began, if it was none of words
-  restarts: false, // it begins again when the connection has ended
+  origin: null, // the file or { world } from which the world began, if it was none of words
+  next: null, // { origin } of a world that begins when the connection has ended
   recorder: null, // of a clip
   pace: "realtime",
   expecting: null, // metadata of the chunk whose binary messages follow
-  snapshot: null,
-  asked: new Map(), // event_id → { at, item }
+  kept: [], // { round, snapshot } of moments to return to
+  asked: new Map(), // event_id → { at, item: the element that says what became of it }
   descriptions: [], // event ids: the first one is in progress, as the server makes one at a time
   count: 0,
 };
@@ -88,7 +87,7 @@ const screen = {
       if (!asked) continue;
       const took = now - asked.at;
       $("latency").textContent = duration(took);
-      asked.item.lastElementChild.textContent = duration(took);
+      asked.item.textContent = duration(took);
     }
   },
 
@@ -134,9 +133,10 @@ function connect() {
       if (socket !== session.socket) return;
       const met = session.hello !== null;
       ended();
-      if (session.restarts) {
-        session.restarts = false;
-        start(session.origin);
+      if (session.next) {
+        const { origin } = session.next;
+        session.next = null;
+        start(origin);
         return;
       }
       if (code === 1000) link("Ended", "ended");
@@ -199,7 +199,7 @@ const HANDLERS = {
     $("veil").hidden = true;
     $("screen").setAttribute("aria-label", "The world, live");
     for (const name of LIVE) $(name).disabled = false;
-    $("pause").focus({ preventScroll: true });
+    $("run").focus({ preventScroll: true });
     if (event.observation_score > 1) tell(UNKNOWN);
   },
   "video.chunk_metadata"(event) {
@@ -224,11 +224,19 @@ const HANDLERS = {
   "session.interaction.dropped": (event) => mark(event.event_id, event.reason),
   "session.updated": (event) => paced(event.pace),
   "session.snapshot.created"(event) {
-    session.snapshot = event.snapshot;
-    $("back").disabled = false;
-    tell(`Saved round ${event.round}.`);
+    // The server keeps the newest ones.
+    session.kept = [...session.kept, event].slice(-session.hello.limits.max_snapshots);
+    showKept(event);
   },
-  "session.restored": (event) => tell(`Restored round ${event.round}.`),
+  "session.restored"(event) {
+    tell("");
+    showKept(session.kept.find(({ snapshot }) => snapshot === event.snapshot));
+  },
+  "session.forked"(event) {
+    // Nobody can do anything with an id who does not have this server and its key.
+    window.parent.postMessage({ world: event.world }, "*");
+    send("session.stop");
+  },
   "session.described"(event) {
     described();
     if (event.event_id === LOOK) session.controls.present(event.text);
@@ -258,10 +266,12 @@ const HANDLERS = {
 function ended() {
   session.live = session.over = false;
   document.body.removeAttribute("data-over");
-  session.expecting = session.snapshot = null;
+  session.expecting = null;
+  session.kept = [];
+  showKept();
   session.descriptions = [];
   delete document.body.dataset.live;
-  for (const name of [...LIVE, "back"]) $(name).disabled = true;
+  for (const name of LIVE) $(name).disabled = true;
   if (session.recorder) record(); // keep what there is
   $("start").hidden = false;
   $("act").hidden = true;
@@ -279,17 +289,16 @@ function act(action, name, at = performance.now()) {
   if (session.over) return tell(OVER);
   complain("");
   const eventId = `e${++act.number}`;
-  const item = document.createElement("li");
-  item.append(span(name), span("sent"));
-  $("log").prepend(item);
-  while ($("log").children.length > KEPT_LOG) $("log").lastElementChild.remove();
-  session.asked.set(eventId, { at, item });
+  session.asked.set(eventId, { at, item: listed(name, "sent") });
   if (session.asked.size > 64) session.asked.delete(session.asked.keys().next().value);
   // In a world that runs the newest action counts; in one that waits, and of lists for a round, each has its turn.
   const replace = session.pace === "realtime" && !action?.chunk;
   send("session.interaction", { interaction: { event_id: eventId, event: { action } }, replace });
 }
 act.number = 0;
+
+const showKept = (here) =>
+  showMoments(session.kept, here, ({ snapshot }) => send("session.restore", { snapshot }));
 
 /** Ask the model which things are there, if it can say so. */
 function look() {
@@ -345,12 +354,11 @@ async function save(file) {
 
 // ---- words on the page ------------------------------------------------------------------------------------
 
-const span = (text) => Object.assign(document.createElement("span"), { textContent: text });
 const complain = (text) => ($("alert").textContent = text);
 const tell = (text) => ($("said").textContent = text);
 const mark = (eventId, text) => {
   const asked = session.asked.get(eventId);
-  if (asked) asked.item.lastElementChild.textContent = text;
+  if (asked) asked.item.textContent = text;
 };
 
 function link(text, state) {
@@ -360,7 +368,7 @@ function link(text, state) {
 
 function paced(pace) {
   session.pace = pace;
-  $("pause").textContent = pace === "realtime" ? "Pause" : "Run";
+  $("run").textContent = pace === "realtime" ? "Pause" : "Run";
   link(pace === "realtime" ? "Live" : "Paused: every action plays one moment", "live");
 }
 
@@ -383,10 +391,12 @@ async function offer(model) {
 
 // ---- what a person does -----------------------------------------------------------------------------------
 
-async function start(file) {
+/** Start from a file, from a world of the server ({ world }), or from the text. */
+async function start(origin) {
   if ($("go").disabled) return; // it is starting
   complain("");
-  session.origin = file;
+  session.origin = origin;
+  const file = origin instanceof Blob ? origin : null;
   const text = $("text").value.trim() || (file ? "" : $("text").placeholder);
   $("go").disabled = true;
   $("go").textContent = "Starting…";
@@ -402,17 +412,40 @@ async function start(file) {
     $("log").replaceChildren();
     tell("");
     for (const name of ["latency", "making", "round"]) $(name).textContent = "–";
-    const order = { seed: Number($("seed").value) || 0, format: frameFormat(), pace: $("paused").checked ? "on_action" : "realtime" };
-    if ($("steps").value) order.num_inference_steps = Number($("steps").value);
-    if ($("guidance").value) order.guidance_scale = Number($("guidance").value);
-    send("session.start", file ? { ...order, upload: true } : { ...order, text });
-    if (file) session.socket.send(file);
-    $("veil").textContent = file ? "Reading the upload…" : "Imagining…";
+    const order = { format: frameFormat(), pace: $("paused").checked ? "on_action" : "realtime" };
+    if (origin?.world) {
+      send("session.start", { ...order, world: origin.world }); // which keeps its settings
+    } else {
+      order.seed = Number($("seed").value) || 0;
+      if ($("steps").value) order.num_inference_steps = Number($("steps").value);
+      if ($("guidance").value) order.guidance_scale = Number($("guidance").value);
+      send("session.start", file ? { ...order, upload: true } : { ...order, text });
+      if (file) session.socket.send(file);
+    }
+    $("veil").textContent = origin?.world ? "Opening the world…" : file ? "Reading the upload…" : "Imagining…";
   } catch (error) {
     complain(error.message);
     $("go").disabled = false;
     $("go").textContent = "Start";
   }
+}
+
+/** Start, after what is live has ended. */
+function startNext(origin) {
+  if (session.live && send("session.stop")) session.next = { origin };
+  else start(origin);
+}
+
+/** Take what the page around this one says behind `#`: the key, whether it takes worlds, and a world to go on with. */
+function told() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  if (said.get("key")) {
+    sessionStorage.setItem("worldmodel.key", said.get("key"));
+    $("key").value = said.get("key");
+  }
+  if (said.has("steer")) $("steer").hidden = false;
+  if (said.size) history.replaceState(null, "", location.pathname + location.search); // the key does not stay in it
+  return said.get("world");
 }
 
 /** Small frames without loss, which is hardly more bytes; large ones as JPEG. */
@@ -424,28 +457,22 @@ function pressed(event) {
 
   if (event.key === " " && !event.target.closest("button, summary, a")) {
     event.preventDefault();
-    $("pause").click();
+    $("run").click();
     return;
   }
   session.controls?.pressed(event);
 }
 
 if (window.top !== window) document.body.dataset.embedded = ""; // the page around it has a title
-const given = new URLSearchParams(location.hash.slice(1)).get("key"); // of the page around it
-if (given) {
-  sessionStorage.setItem("worldmodel.key", given);
-  history.replaceState(null, "", location.pathname + location.search);
-}
 $("key").value = sessionStorage.getItem("worldmodel.key") ?? "";
+const brought = told();
+window.addEventListener("hashchange", () => {
+  const world = told();
+  if (world) startNext({ world });
+});
 $("start").addEventListener("submit", (event) => {
   event.preventDefault();
   start($("file").files[0]);
-});
-$("say").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const text = $("words").value.trim();
-  if (text) act({ text }, text);
-  $("words").value = "";
 });
 $("file").addEventListener("change", () => {
   const file = $("file").files[0];
@@ -459,22 +486,20 @@ $("unfile").addEventListener("click", () => {
   $("file").dispatchEvent(new Event("change"));
   $("text").focus();
 });
-$("pause").addEventListener("click", () =>
+$("run").addEventListener("click", () =>
   send("session.update", { pace: session.pace === "realtime" ? "on_action" : "realtime" }));
 $("wait").addEventListener("click", () => act(null, "wait"));
-$("keep").addEventListener("click", () => send("session.snapshot"));
-$("back").addEventListener("click", () => send("session.restore", { snapshot: session.snapshot }));
+$("fork").addEventListener("click", () => send("session.snapshot"));
+$("steer").addEventListener("click", () => send("session.fork"));
 $("describe").addEventListener("click", () => {
   describe(ASKED);
   tell("…");
 });
 $("record").hidden = !globalThis.MediaRecorder;
 $("record").addEventListener("click", record);
-$("again").addEventListener("click", () => {
-  session.restarts = send("session.stop");
-});
+$("again").addEventListener("click", () => startNext(session.origin));
 $("stop").addEventListener("click", () => send("session.stop"));
 document.addEventListener("keydown", pressed);
 onRelease(() => session.controls);
 requestAnimationFrame((now) => screen.tick(now));
-connect().catch((error) => complain(error.message));
+connect().then(() => brought && start({ world: brought }), (error) => complain(error.message));

@@ -117,7 +117,7 @@ def palette(
     ]
     others = [_chip(SuggestedAction(SIGNS.get(key, key), key), "key") for key in keys]
     if waits:
-        others.append(_chip(SuggestedAction("time passes", ""), "wait"))
+        others.append(_chip(SuggestedAction("Wait", ""), "wait"))
     others += map(_chip, catalog.other_actions(targets, turn))
     if others:
         rows.append(_row("keys" if keys else "anything", others))

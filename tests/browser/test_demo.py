@@ -220,6 +220,32 @@ def test_live_tab(page: Any) -> None:
     frame.locator("#link[data-state=ended]").wait_for()
 
 
+def test_a_world_moves_between_the_tabs(page: Any) -> None:
+    start(page)
+    page.locator(".wm-chip").first.click()
+    stands_at(page, 1, 2)
+    frame = page.frame_locator("#wm-live iframe")
+    for number in (1, 2):
+        page.click("#wm-go-live")
+        frame.locator("body[data-live]").wait_for()
+        frame.locator("#round:text-matches('[1-9]')").wait_for()
+        frame.locator("#pad button").first.click()
+        frame.locator("#log li").first.wait_for()
+        frame.locator("#fork").click()
+        frame.locator("#moments button").wait_for()
+        frame.locator("#steer").click()
+        page.locator(f'.wm-branches button[aria-pressed="true"]:has-text("Live {number}")').wait_for()
+        assert page.locator("#wm-live").is_hidden()
+        at = int(page.inner_text("#wm-stage figcaption b").removeprefix("Round "))
+        assert at > number, "it goes on where it stood"
+        page.locator(".wm-chip").first.click()
+        stands_at(page, 1, 2)
+        assert page.inner_text("#wm-stage figcaption b") == f"Round {at + 1}"
+    page.click(".wm-branches button >> nth=0")
+    page.wait_for_selector('.wm-branches button[aria-pressed="true"]:has-text("Main")')
+    assert page.inner_text("#wm-stage figcaption b") == "Round 1"
+
+
 def test_the_play_page_offers_the_things_that_are_there(
     browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
 ) -> None:

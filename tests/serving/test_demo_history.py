@@ -176,6 +176,30 @@ def test_worlds_are_reopened_by_their_ids(address: str) -> None:
     play(address, body)
 
 
+def test_a_world_of_the_other_tab_is_a_branch(address: str) -> None:
+    async def body(client: AsyncClient, history: RolloutHistory) -> None:
+        other = await client.worlds.create(text="a red ball", seed=9)
+        frames = (await other.step(None)).frames
+        await history.adopt(other.id)
+        assert (history.current, history.branch.first_round) == (1, 1)
+        np.testing.assert_array_equal(history.branch.now.clip, frames)
+        await history.step({"keys": ["left"]})
+        assert history.branch.world.round == 2
+        while len(history.branches) < demo_history.MAX_BRANCHES:
+            await history.fork()
+        another = await client.worlds.create(text="a red ball", seed=10)
+        with pytest.raises(InputError):
+            await history.adopt(another.id)
+        with pytest.raises(NotFoundError):
+            await client.worlds.open(another.id)
+        history.current = 1
+        await history.branch.world.close()
+        with pytest.raises(NotFoundError):  # it is not made again from where another branch began
+            await history.step(None)
+
+    play(address, body)
+
+
 def test_jobs_run_in_order_and_can_be_cancelled_while_they_run_or_wait() -> None:
     async def run() -> None:
         queue, made = JobQueue(), list[str]()

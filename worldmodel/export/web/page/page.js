@@ -4,10 +4,11 @@ import * as assets from "./assets.js";
 
 const $ = (id) => document.getElementById(id);
 const LEAST_SIDE = 256; // of saved pictures
-const KEPT_LOG = 6;
 const WARM_ROUNDS = 4;
 const MAX_AHEAD_ROUNDS = 1; // rounds that are made before their frames can be shown
 const UNKNOWN = "This world does not know that picture, and will make something else of it.";
+const LIVE = ["fork", "run", "wait", "gif", "png", "share", "again", "stop"]; // what one can do in a world
+const OVER = "The episode ends here. Undo, or start again.";
 const MAX_WAITING = 4; // actions that wait for a round
 // A module with one SIMD instruction, which the runtime needs.
 const SIMD = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11);
@@ -15,6 +16,8 @@ const SIMD = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 
 const game = {
   meta: null,
   controls: null,
+  listed: null, // of controls.js, as showMoments
+  showMoments: null,
   moment: null, // that is shown
   start: null, // an index, { text } or { png }
   seed: 0,
@@ -61,7 +64,8 @@ async function load() {
   document.title = `${meta.name} – play a world`;
   $("model").textContent = `${meta.name} · ${meta.size.toReversed().join(" x ")} px · ${meta.fps} frames a second`;
   $("about").textContent = meta.about;
-  const { Controls, onRelease } = await import(await assets.module("controls.js"));
+  const { Controls, listed, onRelease, showMoments } = await import(await assets.module("controls.js"));
+  Object.assign(game, { listed, showMoments });
   const world = { action: meta.action, chunk_frames: meta.chunk_frames, fps: meta.fps, pace: "on_action" };
   game.controls = new Controls(world, act, $("screen"));
   onRelease(() => game.controls);
@@ -219,7 +223,7 @@ async function begin(start, seed = Number($("seed").value) || 0) {
   document.body.dataset.live = "";
   $("start").hidden = $("veil").hidden = true;
   $("act").hidden = false;
-  for (const name of ["fork", "run", "wait", "gif", "png", "share", "stop"]) $(name).disabled = false;
+  for (const name of LIVE) $(name).disabled = false;
   screen.nextAt = 0;
   if (game.meta.chunk_frames > 1 && start?.text) screen.add(game.moment);
   else screen.jump(game.moment);
@@ -246,13 +250,9 @@ async function warm(moment) {
 function act(action, name) {
   if (!game.moment) return;
   complain("");
-  if (last().outcome?.ended) return tell("The episode ends here. Undo, or start again.");
+  if (last().outcome?.ended) return tell(OVER);
   if (game.waiting.length >= MAX_WAITING) return tell("One moment, please.");
-  const item = document.createElement("li");
-  item.append(span(name), span("…"));
-  $("log").prepend(item);
-  while ($("log").children.length > KEPT_LOG) $("log").lastElementChild.remove();
-  game.waiting.push({ action, item });
+  game.waiting.push({ action, item: game.listed(name, "…") });
   play();
 }
 
@@ -272,13 +272,13 @@ async function play() {
     const parent = last();
     try {
       const made = await player.ask("step", { state: parent.state, action });
-      if (item) item.lastElementChild.textContent = `${Math.round(made.took_ms)} ms`;
+      if (item) item.textContent = `${Math.round(made.took_ms)} ms`;
       if (parent !== last()) continue; // undone meanwhile
       game.newest = { ...made, parent, action, round: parent.round + 1 };
       screen.add(game.newest);
       if (made.outcome?.ended) game.waiting = [];
     } catch (error) {
-      if (item) item.lastElementChild.textContent = "refused";
+      if (item) item.textContent = "refused";
       game.running = false;
       complain(error.message);
     }
@@ -300,7 +300,7 @@ function arrived(moment) {
   if (game.meta.outcome) $("reward").textContent = outcome ? outcome.reward.toFixed(2) : "–";
   $("probability-row").hidden = !game.meta.code;
   if (game.meta.code) $("probability").textContent = probability ? `${(100 * probability).toPrecision(2)} %` : "–";
-  tell(outcome?.ended ? "The episode ends here. Undo, or start again." : moment.score > 1 ? UNKNOWN : "");
+  tell(outcome?.ended ? OVER : moment.score > 1 ? UNKNOWN : "");
   document.body.toggleAttribute("data-over", Boolean(outcome?.ended));
   $("undo").disabled = !moment.parent;
   $("run").textContent = game.running ? "Pause" : "Run";
@@ -317,16 +317,7 @@ function goTo(moment) {
   screen.jump(moment);
 }
 
-function showKept() {
-  $("moments").hidden = !game.kept.length;
-  $("moments").replaceChildren(...game.kept.map((moment) => {
-    const label = `Round ${moment.round}`;
-    const button = Object.assign(document.createElement("button"), { type: "button", textContent: label });
-    button.setAttribute("aria-pressed", moment === game.moment);
-    button.addEventListener("click", () => goTo(moment));
-    return button;
-  }));
-}
+const showKept = () => game.showMoments(game.kept, game.moment, goTo);
 
 /** Return the moments from the start to the one that is shown. */
 function path() {
@@ -340,7 +331,7 @@ function leave() {
   screen.frames = [];
   delete document.body.dataset.live;
   document.body.removeAttribute("data-over");
-  for (const name of ["undo", "fork", "run", "wait", "gif", "png", "share", "stop"]) $(name).disabled = true;
+  for (const name of ["undo", ...LIVE]) $(name).disabled = true;
   $("start").hidden = $("veil").hidden = false;
   $("act").hidden = $("shared").hidden = true;
   tell("");
@@ -425,7 +416,6 @@ async function share() {
 
 // ---- words on the page, and what a person does ----------------------------------------------------------------
 
-const span = (text) => Object.assign(document.createElement("span"), { textContent: text });
 const complain = (text) => ($("alert").textContent = text);
 const tell = (text) => ($("said").textContent = text);
 
@@ -449,12 +439,6 @@ $("file").addEventListener("change", async () => {
   }
   $("file").value = "";
 });
-$("say").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const text = $("words").value.trim();
-  if (text) act({ text }, text);
-  $("words").value = "";
-});
 $("undo").addEventListener("click", () => goTo(game.moment.parent));
 $("fork").addEventListener("click", () => {
   if (!game.kept.includes(game.moment)) game.kept.push(game.moment);
@@ -469,6 +453,7 @@ $("wait").addEventListener("click", () => act(null, "wait"));
 $("gif").addEventListener("click", saveGif);
 $("png").addEventListener("click", savePng);
 $("share").addEventListener("click", share);
+$("again").addEventListener("click", () => goTo(path()[0]));
 $("stop").addEventListener("click", leave);
 document.addEventListener("keydown", (event) => {
   if (game.moment) game.controls?.pressed(event);
