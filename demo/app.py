@@ -39,6 +39,7 @@ def run(
     world: str | None = None,
     flow: "FlowConfig | None" = None,
     host: str = "127.0.0.1",
+    device: str | None = None,
 ) -> None:
     """Show the page until interrupted, for a running server or for one started with `model`.
 
@@ -50,6 +51,7 @@ def run(
         flow: Flow whose clips a tab of the page shows.
         host: Address at which the page listens. Where other machines reach it, the page asks for a key, and
             the server of `model` listens there, too.
+        device: Device of `model`; None takes CUDA where there is one.
 
     Raises:
         ConfigError: Gradio is not installed, the port is in use, or the key is too short.
@@ -67,7 +69,7 @@ def run(
         from worldmodel.demo.flow_reader import FlowReader
 
         reader = FlowReader(flow)
-    with served(model, host, access) if model else nullcontext(None) as own:
+    with served(model, host, access, device) if model else nullcontext(None) as own:
         if own is not None:
             blocks = build(own.url, access, world, reader, own)
         else:

@@ -21,6 +21,24 @@ element.addEventListener('keydown', event => {
   if (event.key === 'Enter' && event.target.tagName === 'VIDEO') event.target.click();
 });
 """
+# What had the focus is replaced with the values: the focus would fall to the page, and Tab begin at its top.
+KEEP_FOCUS = """
+let last;
+element.addEventListener('click', event => { last = event.target.closest('button')?.dataset.act; });
+watch('value', () => {
+  if (document.activeElement !== document.body || last === undefined) return;
+  const same = [...element.querySelectorAll('button')].find(({dataset}) => dataset.act === last);
+  same?.focus({preventScroll: true});
+});
+"""
+# This component comes with the first value, when what began the world has gone.
+TAKE_FOCUS = """
+const take = () => setTimeout(() => {
+  if (document.activeElement === document.body) element.querySelector('figure')?.focus({preventScroll: true});
+}, 100);
+take();
+watch('value', take);
+"""
 SCROLL_TO_CURRENT = """
 watch('value', () => {
   const now = element.querySelector('.now');
@@ -111,7 +129,7 @@ class Layout:
     def _lay_out_main(self) -> None:
         with gr.Column(min_width=300, scale=5, elem_id="wm-left"):
             with gr.Column(elem_id="wm-view"):
-                self.stage = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-stage")
+                self.stage = gr.HTML(js_on_load=ON_CLICK + TAKE_FOCUS, elem_id="wm-stage")
                 self.status = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-status", elem_classes="wm-progress")
             self.branches = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-branches")
             self.timeline = gr.HTML(js_on_load=ON_CLICK + SCROLL_TO_CURRENT, elem_id="wm-strip")
@@ -119,7 +137,7 @@ class Layout:
             with gr.Row(elem_id="wm-say", equal_height=True):
                 self.action = _line("What happens next?", "wm-action", scale=5)
                 self.act = gr.Button("Go", variant="primary", scale=1, min_width=64, elem_id="wm-act")
-            self.palette = gr.HTML(js_on_load=ON_CLICK, elem_id="wm-palette")
+            self.palette = gr.HTML(js_on_load=ON_CLICK + KEEP_FOCUS, elem_id="wm-palette")
             with gr.Row(elem_id="wm-tools"):
                 self.undo = _button("Undo", "wm-undo")
                 self.fork = _button("Fork", "wm-fork")

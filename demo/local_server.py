@@ -21,14 +21,16 @@ STOP_TIMEOUT_S = 40.0
 
 
 @contextmanager
-def served(model: str, host: str = "127.0.0.1", key: str | None = None) -> "Iterator[LocalServer]":
+def served(
+    model: str, host: str = "127.0.0.1", key: str | None = None, device: str | None = None
+) -> "Iterator[LocalServer]":
     """Serve a model on a free port during the block, again if the server ends; yields the server.
 
     Raises:
         ModelError: the server does not start; the message is the server's own.
     """
     with tempfile.TemporaryDirectory() as folder:
-        server = LocalServer(model, Path(folder), host, key)
+        server = LocalServer(model, Path(folder), host, key, device)
         try:
             print(f"Loading {model} …", flush=True)
             server.start()
@@ -41,9 +43,19 @@ def served(model: str, host: str = "127.0.0.1", key: str | None = None) -> "Iter
 class LocalServer:
     """A server of one model in a process of its own, which is started again when it ends by itself."""
 
-    def __init__(self, model: str, folder: Path, host: str = "127.0.0.1", key: str | None = None) -> None:
-        """Prepare the server of a model, which writes into `folder`; with a key, it requires that one."""
-        self.model, self.host, self.key = model, host, key
+    def __init__(
+        self,
+        model: str,
+        folder: Path,
+        host: str = "127.0.0.1",
+        key: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        """Prepare the server of a model, which writes into `folder`; with a key, it requires that one.
+
+        `device` is that of this and of later models; None takes CUDA where there is one.
+        """
+        self.model, self.host, self.key, self.device = model, host, key, device
         self.port = _free_port(host)
         # This process reaches a server of every address by the loopback one.
         local = host in ("0.0.0.0", "::") or not is_reachable(host)  # noqa: S104
@@ -62,6 +74,8 @@ class LocalServer:
         options = ["--host", self.host, "--port", str(self.port), "--data-dir", data]
         # All visitors of the page count as one caller.
         options += ["--max-worlds-per-key", "64"]
+        if self.device is not None:
+            options += ["--device", self.device]
         return [sys.executable, "-P", "-m", "worldmodel", "serve", self.model, *options]
 
     def start(self) -> None:

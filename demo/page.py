@@ -147,7 +147,7 @@ class Page:
         for event in (at.imagine.click, at.text.submit):
             start(event, self._start_text, [at.text, at.seed], "Generating the first frame")
         for event in (at.act.click, at.action.submit):
-            on(event, shown(_step_text), [at.action], lambda _, text: text, early={at.action: ""})
+            on(event, shown(_step_text), [at.action], _said, early={at.action: ""})
         on(at.palette.click, shown(_step_chip), [], lambda event: _field(event, "act") or WAIT)
         on(at.undo.click, shown(lambda history, _: history.undo()), [], "Undo")
         on(at.timeline.click, shown(_go), [], "Going to another moment")
@@ -166,7 +166,7 @@ class Page:
         on(at.describe.click, self._describe, [], "Describing")
         on(at.explain.click, self._explain, [], "Finding the last action")
         for event in (at.ask.click, at.question.submit):
-            on(event, self._ask, [at.question], lambda _, question: question)
+            on(event, self._ask, [at.question], _said)
         for button, save, label in (
             (at.mp4, functools.partial(self._save, "mp4"), "Encoding the clip"),
             (at.gif, functools.partial(self._save, "gif"), "Encoding the clip"),
@@ -568,6 +568,11 @@ async def _happen(history: RolloutHistory, event: gr.EventData) -> None:
 
 async def _choose(index: int, history: RolloutHistory, event: gr.EventData) -> None:
     await history.choose(index)
+
+
+def _said(event: gr.EventData, text: str) -> str:
+    """Return what was typed as the label of a job."""
+    return text.strip() or "no words"
 
 
 def _seed(value: float | None) -> int:

@@ -168,7 +168,8 @@ function media(blob) {
 const HANDLERS = {
   "session.created"(event) {
     session.hello = event;
-    $("model").textContent = `${event.model} · ${[event.image_size].flat().toReversed().join(" x ")} px · ${event.fps} frames a second`;
+    const [height, width = height] = [event.image_size].flat();
+    $("model").textContent = `${event.model} · ${width} x ${height} px · ${event.fps} frames a second`;
     $("about").textContent = event.about;
     $("steps").placeholder = `${event.num_inference_steps}, as the model says`;
     $("guidance").placeholder = `${event.guidance_scale}, as the model says`;
@@ -214,6 +215,8 @@ const HANDLERS = {
     if (session.over) tell(OVER);
     if (event.source === "round") $("making").textContent = duration(event.generation_s * 1000);
     if (event.source === "restore") screen.clear();
+    // None of the moments to return to is the present one any more.
+    if (event.source === "round") for (const button of $("moments").children) button.setAttribute("aria-pressed", false);
     if (event.source !== "round" || event.action) look();
   },
   "session.interaction.queued": (event) => mark(event.event_id, "waits"),

@@ -67,7 +67,8 @@ def stage(moment: Moment, before: Moment | None, fps: float, heading: str) -> st
         outcome = f'<span class="wm-outcome">reward {moment.outcome.reward:.2f}{ended}</span>'
     height, width = moment.clip.shape[1:3]
     return (
-        f'<figure class="wm-stage"><div class="wm-frame" style="aspect-ratio:{width}/{height}">{shown}</div>'
+        f'<figure class="wm-stage" tabindex="-1">'
+        f'<div class="wm-frame" style="aspect-ratio:{width}/{height}">{shown}</div>'
         f'<figcaption aria-live="polite"><b>{escape(heading)}</b><span>{words}</span>{outcome}'
         f"</figcaption>{doubt}</figure>"
     )

@@ -16,6 +16,7 @@ import av
 import httpx
 import numpy as np
 import pytest
+from accessibility import findings
 
 import worldmodel.demo
 from worldmodel.actions import Action, Pose
@@ -218,6 +219,43 @@ def test_live_tab(page: Any) -> None:
     assert fits(page)
     frame.locator("#stop").click()
     frame.locator("#link[data-state=ended]").wait_for()
+
+
+def test_axe_finds_nothing(page: Any, server: str, tmp_path: Path) -> None:
+    pytest.importorskip("axe_playwright_python")
+    assert findings(page) == []
+    start(page)
+    page.locator(".wm-chip").first.click()
+    stands_at(page, 1, 2)
+    page.click("#wm-fork")
+    page.wait_for_selector('.wm-branches button[aria-pressed="true"] >> text=Fork 1')
+    assert findings(page) == []
+    page.screenshot(path=tmp_path / "steer.png", full_page=True)
+    page.goto(f"{server}/play")
+    page.wait_for_selector("#tiles button")
+    assert findings(page) == []
+    page.locator("#tiles button").first.click()
+    page.wait_for_selector("body[data-live]")
+    page.locator("#pad button").first.click()
+    page.locator("#log li").first.wait_for()
+    page.click("#fork")
+    page.locator("#moments button").wait_for()
+    assert findings(page) == []
+    page.screenshot(path=tmp_path / "live.png", full_page=True)
+
+
+def test_the_focus_stays_with_what_is_steered(page: Any) -> None:
+    focused = "document.activeElement"
+    page.locator(".wm-tile").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"{focused}.classList.contains('wm-stage')")
+    chip = page.locator('.wm-chip[data-kind="wait"]')
+    chip.focus()
+    page.keyboard.press("Enter")
+    stands_at(page, 1, 2)
+    page.wait_for_function(f"{focused}.dataset.kind === 'wait'")
+    page.keyboard.press("Enter")
+    stands_at(page, 2, 3)
 
 
 def test_a_world_moves_between_the_tabs(page: Any) -> None:
@@ -530,6 +568,8 @@ def test_command_errors(tmp_path: Path) -> None:
         ([str(tmp_path)], "error: "),
         (["tiny", "--server", "http://127.0.0.1:9"], "--server"),
         (["--server", "nowhere"], "nowhere"),
+        (["--server", "http://127.0.0.1:9", "--device", "cpu"], "--device"),
+        (["shapes-tiny", "--device", "abacus"], "abacus"),
     ):
         done = subprocess.run(
             [sys.executable, "-P", "-m", "worldmodel", "demo", *given],

@@ -1,7 +1,7 @@
 """`worldmodel demo`: a web page to steer a model."""
 
 from worldmodel import config as configs
-from worldmodel.cli.model import check_model
+from worldmodel.cli.model import add_device_option, check_model
 from worldmodel.cli.parser import Parser, option
 from worldmodel.config.flow import FlowConfig
 from worldmodel.errors import InputError
@@ -36,10 +36,14 @@ def main(argv: list[str]) -> None:
         "WORLDMODEL_DEMO_KEY sets the key.",
         default="127.0.0.1",
     )
+    add_device_option(parser)
     option(parser, "--flow", "a data flow, whose clips a tab of the page shows", metavar="CONFIG")
     args = parser.parse_args(argv)
     if args.model and args.server:
         raise InputError(f"MODEL {args.model!r} and --server exclude each other; leave one of them out.")
+
+    if args.device and args.server:
+        raise InputError(f"--device {args.device!r} and --server exclude each other; leave one of them out.")
 
     model = None if args.server else args.model or "shapes-tiny"
     if model is not None:
@@ -48,4 +52,4 @@ def main(argv: list[str]) -> None:
 
     from worldmodel.demo import app
 
-    app.run(model, args.server, args.port, args.world, flow, args.host)
+    app.run(model, args.server, args.port, args.world, flow, args.host, args.device)
