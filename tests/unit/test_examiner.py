@@ -1,6 +1,7 @@
 """Examination of sources: effects, repeated and shifted actions, broken episodes, what a split shares."""
 
 import json
+import re
 import shutil
 import tarfile
 import tracemalloc
@@ -126,6 +127,18 @@ def test_repeated_and_shifted_actions_are_found(tmp_path: Path, repeat: int, lat
     folder = stored(tmp_path / "set", [moving(seed, repeat, late) for seed in range(4)])
     found = examined(str(folder))
     assert (found.repeated, found.lag) == (repeat, late)
+
+
+def test_equal_lengths_shares_of_actions_and_moving_pictures_are_said() -> None:
+    effects = {"flap": examiner.Effects(30, 30), "glide": examiner.Effects(220, 220)}
+    scrolling = examiner.Report(15, examined=5, lengths=[50] * 5, effects=effects).as_text()
+    assert "50 in all" in scrolling and "--twins" in scrolling
+    assert re.search(r"flap +30 times, +12\.0%", scrolling) and re.search(
+        r"glide +220 times, +88\.0%", scrolling
+    )
+    still = {"flap": examiner.Effects(30, 30), "glide": examiner.Effects(220, 100)}
+    standing = examiner.Report(15, examined=5, lengths=[50, 50, 50, 50, 40], effects=still).as_text()
+    assert "in all" not in standing and "--twins" not in standing
 
 
 def test_the_command_names_broken_episodes_and_draws_a_sheet(tmp_path: Path, capsys: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from worldmodel.errors import cause
 
+MIN_ALIKE = 5
+"""Episodes from which on equal lengths are named."""
 MAX_NAMED = 3
 """Episodes of a finding that a line names."""
 
@@ -104,11 +106,24 @@ class Report:
         lines = [self._counts()]
         if self.lengths and max(self.lengths):
             low, middle, high = _quartiles(self.lengths)
-            lines.append(f"actions per episode: {low} to {high}, median {middle}")
+            alike = low == high and len(self.lengths) >= MIN_ALIKE
+            lines.append(
+                f"actions per episode: {low} in all: a limit, or all end at the same place"
+                if alike
+                else f"actions per episode: {low} to {high}, median {middle}"
+            )
         width = min(max(map(len, self.effects), default=0), 40)
         for name, effect in sorted(self.effects.items()):
-            share = effect.changed / effect.count
-            lines.append(f"  {name:{width}s}  {effect.count:7d} times, pixels changed after {share:6.1%}")
+            of_all, after = effect.count / max(1, sum(self.lengths)), effect.changed / effect.count
+            lines.append(
+                f"  {name:{width}s}  {effect.count:7d} times, {of_all:6.1%} of all, "
+                f"pixels changed after {after:6.1%}"
+            )
+        if len(self.effects) > 1 and all(each.changed == each.count for each in self.effects.values()):
+            lines.append(
+                "pixels changed after every action, so this does not tell what each one does: record twin "
+                "futures (`worldmodel record --twins`), which differ by their actions alone"
+            )
         if self.outcomes:
             lines.append(
                 f"a reward other than 0 after {self.rewards} of {self.outcomes} actions, "
