@@ -16,12 +16,15 @@ STAGES = 3
 
 
 class Rounds:
-    """Rounds of three calls, each of which takes `ROW_S` per row; counts what was played by whom."""
+    """Rounds of three calls, each of which takes `ROW_S` per row; counts what was played by whom.
 
-    def __init__(self, **options: Any) -> None:
+    Those `beside` others are rounds of another model in the same thread.
+    """
+
+    def __init__(self, beside: "Rounds | None" = None, **options: Any) -> None:
         self.spent: defaultdict[str, float] = defaultdict(float)
         self.batches: list[int] = []
-        self.compute = Compute(used=self._used, **options)
+        self.compute = Compute(used=self._used, **options) if beside is None else beside.compute
         self._calls = [Batcher[int, int](self.compute, self._sleep, stage, 16) for stage in range(STAGES)]
 
     def _used(self, key: str, purpose: Purpose, seconds: float) -> None:
@@ -71,6 +74,18 @@ def test_a_key_with_one_world_gets_its_share_beside_one_that_asks_for_far_more(p
 
     spent = run(body)
     assert spent["b"] > 0.25 * sum(spent.values())  # oldest first, it would be a sixteenth
+
+
+def test_a_key_gets_no_more_time_by_using_several_models() -> None:
+    async def body(rounds: Rounds) -> dict[str, float]:
+        models = [rounds, *(Rounds(beside=rounds) for _ in range(4))]
+        load = [each.play("a", "step", 1.5) for each in models]
+        spent = await spent_after_warm_up(rounds, *load, rounds.play("b", "step", 1.5))
+        assert all(each.batches for each in models)
+        return spent
+
+    spent = run(body)
+    assert spent["b"] > 0.35 * sum(spent.values())  # oldest first, it would be a sixth
 
 
 def test_a_step_gets_four_fifths_of_the_time_beside_the_chats_of_another_key() -> None:
