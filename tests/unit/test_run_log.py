@@ -99,3 +99,17 @@ def test_the_time_of_a_run_is_that_of_its_steps(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"origin": origin, "stages": stages}))
     record = publish.training_record(tmp_path)
     assert record["minutes"] == record["stages"]["state"]["minutes"] == round(11 * 20 * 20 / 60, 1)
+
+
+@pytest.mark.usefixtures("plots")
+@pytest.mark.filterwarnings("error")
+def test_a_run_without_losses_yet_is_plotted_without_warnings(tmp_path: Path) -> None:
+    RunLog(tmp_path, "codec", 1, 0, True, 2, "none").close()
+    assert not (tmp_path / "losses.png").exists()
+    for stage, losses in {"codec": [], "state": [0.0, 0.5], "joint": [float("nan")]}.items():
+        log = RunLog(tmp_path, stage, 4, 0, True, 1, "none")
+        log.scalars(0, {"learning_rate": 0.1})
+        for step, loss in enumerate(losses):
+            log.step(step, "rounds", {"loss": loss}, {}, 0.0)
+        log.close()
+    assert (tmp_path / "losses.png").exists()

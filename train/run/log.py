@@ -198,20 +198,28 @@ def read_metrics(run: Path) -> dict[str, dict[int, dict[str, Any]]]:
     return {stage: dict(sorted(records.items())) for stage, records in stages.items()}
 
 
+def _curves(records: Mapping[int, Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return steps and values of every loss, where a logarithmic axis has them."""
+    curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for step, record in records.items():
+        for name, value in record.items():
+            if name.endswith("/loss") and value > 0:
+                curves[name].append((step, value))
+    return curves
+
+
 def plot_losses(run: Path) -> None:
     """Plot every stage's losses over its steps into RUN/losses.png."""
-    stages = {stage: records for stage, records in read_metrics(run).items() if records}
+    found = {stage: _curves(records) for stage, records in read_metrics(run).items()}
+    stages = {stage: curves for stage, curves in found.items() if curves}  # a short one may have none yet
     if not stages:
         return
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2 * len(stages)), layout="tight")
     axes = figure.subplots(len(stages), 1, squeeze=False)
-    for axis, (stage, records) in zip(axes[:, 0], stages.items(), strict=True):
-        for name in sorted(
-            {name for record in records.values() for name in record if name.endswith("/loss")}
-        ):
-            points = [(step, record[name]) for step, record in records.items() if name in record]
+    for axis, (stage, curves) in zip(axes[:, 0], stages.items(), strict=True):
+        for name, points in sorted(curves.items()):
             axis.plot(*zip(*points, strict=True), label=name.removesuffix("/loss"), linewidth=1.2)
         axis.set(title=stage, xlabel="step", ylabel="loss", yscale="log")
         axis.grid(alpha=0.3)

@@ -34,6 +34,8 @@ def main(argv: list[str]) -> None:
 
         available_device(args.device)
 
+    from worldmodel.cli.model import quiet_transformers
     from worldmodel.train import finetune
 
+    quiet_transformers()  # the log of a run has bars of its own
     finetune.main([args.config, *args.overrides])
