@@ -2,7 +2,9 @@
 
 import importlib
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -44,11 +46,42 @@ def played(package: str, env_id: str, policy: str, episodes: int = 2) -> list[Re
 @pytest.mark.slow
 def test_crafter_has_actions_that_are_words() -> None:
     episode = played("crafter", "Crafter-v1", "sticky")[0]
-    assert episode.cameras["render"].shape[1:] == (64, 64, 3)
+    assert episode.cameras["render"].shape[1:] == (72, 72, 3)
     names = [spec.name for spec in EnvironmentEpisodes(settings("crafter", "Crafter-v1")).mapping.specs]
     assert len(names) == 17 and names[:3] == ["noop", "move_left", "move_right"]
     assert {len(action.keys) for action in episode.actions} == {1}
     check_env(gymnasium.make("Crafter-v1", render_mode="rgb_array").unwrapped)
+
+
+@pytest.mark.slow
+def test_the_policy_of_crafter_achieves_more_than_chance() -> None:
+    played("crafter", "Crafter-v1", "worldmodel.games.crafter.policy:Play")
+    achieved = {"worldmodel.games.crafter.policy:Play": 0, "sticky": 0}
+    for policy in achieved:
+        plays = replace(settings("crafter", "Crafter-v1", policy), max_steps=150)
+        opened = EnvironmentEpisodes(plays)
+        for index in range(3):
+            counts = opened.episode(index).infos[-1]["achievements"]
+            achieved[policy] += sum(count > 0 for count in counts.values())
+        opened.close()
+    assert achieved["worldmodel.games.crafter.policy:Play"] > max(15, 2 * achieved["sticky"])
+
+
+def test_creatures_of_crafter_are_drawn_in_the_order_of_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    crafter = pytest.importorskip("crafter")
+    from worldmodel.games.crafter import Game
+
+    given: list[list[tuple[int, int]]] = []
+
+    def keep(_: object, chunk: object, objs: list[Any]) -> None:
+        given.append([tuple(each.pos) for each in objs])
+
+    monkeypatch.setattr(crafter.Env, "_balance_chunk", keep)
+    game = Game(seed=3)
+    game.reset()
+    for _ in range(10):
+        game.step(0)
+    assert max(map(len, given)) > 3 and all(order == sorted(order) for order in given)
 
 
 def test_the_maze_of_vizdoom_takes_keys_and_the_mouse() -> None:
