@@ -139,6 +139,8 @@ class Trainer:
         # shard, so that no process ever holds the whole model.
         root = build_root(config, name)
         model = root.model
+        for size in (*config.data.buckets, config.model.codec.image_size):  # or it is an error now
+            model.resize(size)
         files = start.Files.of(model, config)
         origin = Origin(files=files.digests(mesh))
         if newest:
@@ -290,6 +292,7 @@ class Trainer:
         objective = self.root.objective
         model = self.root.model
         model.generator.text_states = text_states(batches)
+        model.resize(batches[0].image_size or self.config.model.codec.image_size)
 
         def work() -> list[StageBatch]:
             # Seeds depend on the global indices of samples alone, so that any process draws the same numbers.

@@ -15,9 +15,10 @@ from torch import nn
 
 from worldmodel.config import StageConfig, TrainConfig, ValidationConfig
 from worldmodel.data import loader
+from worldmodel.data.buckets import open_in_buckets
 from worldmodel.data.clips import Clip
 from worldmodel.data.sequence_loader import SequenceLoader
-from worldmodel.data.sources import open_source, open_sources
+from worldmodel.data.sources import open_source
 from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.data.twins import read_twins, twin_figures, twin_reader
@@ -83,7 +84,7 @@ def validate(trainer: Trainer) -> dict[str, float]:
     data = dataclasses.replace(config.data, sources={name: source})
 
     def open_loader() -> loader.BatchLoader:
-        sources = open_sources(data, config.model)
+        sources = open_in_buckets(data, config.model)
         stage = validation_stage(config.validation, trainer.stage, sources[name].tasks)
         ranks = (mesh.dp_rank, mesh.dp_size)
         return loader.BatchLoader(sources, data, stage, config.seed, 0, *ranks, None, mesh.sum_counts)
@@ -149,6 +150,8 @@ def _figures(trainer: Trainer, steps: int | None, row: Literal["model", "codec"]
 
     lengths = [len(pair.actions[0]) * pair.steps_per_round for pair in pairs]
     length = min(TWIN_STEPS, max(lengths, default=1))
+
+    model.resize(config.model.codec.image_size)
 
     def compared() -> dict[str, Any]:
         subject = ModelSubject(model, steps)

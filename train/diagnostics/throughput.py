@@ -89,16 +89,17 @@ class Work:
         before = any(not name.startswith(AFTER_BACKBONE) for name in trained)
         self.backbone_passes = 1 + before + own["backbone."]
         self.generator_passes = 1 + bool(trained) + own["generator."]
-        self.stacks = cache(lambda rounds: stacks(model, rounds))
+        self.stacks = cache(lambda rounds, image_size: stacks(model, rounds))
         self.generates = issubclass(objective_class(stage), GeneratorObjective)
 
     def of(self, inputs: StageBatch) -> float:
         """Return the FLOPs of a microbatch; 0 if it does not pass through the backbone."""
+        size = inputs.batch.image_size
         if not isinstance(inputs.content, Rounds):
-            backbone, _ = self.stacks(1)
+            backbone, _ = self.stacks(1, size)
             return 2.0 * self.backbone_passes * backbone.matrices * inputs.tokens
         rows, rounds = inputs.content.context.shape[:2]
-        backbone, generator = self.stacks(rounds)
+        backbone, generator = self.stacks(rounds, size)
         flops = rows * backbone.flops(self.backbone_passes)
         if self.generates:
             flops += rows * rounds * generator.flops(self.generator_passes)

@@ -4,6 +4,7 @@ FSDP is not played: weights have the data type in which it gathers them, and hoo
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -82,6 +83,9 @@ def play(config: TrainConfig, name: str, rows: int, device_type: DeviceType = "c
         ConfigError: the model cannot be built, or does not fit the stage.
     """
     config = without_files(config)
+    if config.data.buckets:
+        largest = max(config.data.buckets, key=math.prod)
+        config = replace(config, model=config.model.sized(largest))
     # On GPUs long sequences take kernels without a dense mask; what their attention needs is that of none.
     kernel = "unmasked" if device_type == "cuda" else config.attention
     allocations = Allocations()

@@ -61,6 +61,7 @@ def check_stages(config: TrainConfig) -> None:
     if not config.stages:
         raise ConfigError("The config has no stages; give at least one under `stages`.")
     callback_classes(config)
+    check_buckets(config)
     for name, stage in config.stages.items():
         loader.stage_weights(config.data, stage)
         if not stage.train:
@@ -78,6 +79,26 @@ def check_stages(config: TrainConfig) -> None:
                     f"{stage.objective} cannot be trained; use {', '.join(suited)}."
                 )
     check_validation(config)
+
+
+def check_buckets(config: TrainConfig) -> None:
+    """Check that the model can have the sizes of `data.buckets`.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not config.data.buckets:
+        return
+    if config.model.state is not None and config.model.state.code_block:
+        raise ConfigError(
+            f"model.state.code_block is {config.model.state.code_block}, by which frames of other sizes have "
+            "other numbers of variables; set it to 0, or leave out data.buckets."
+        )
+    for size in config.data.buckets:
+        try:
+            config.model.sized(size)
+        except ConfigError as error:
+            raise ConfigError(f"data.buckets has {list(size)}, and the model cannot: {error}") from None
 
 
 def check_batch_sizes(config: TrainConfig, mesh: Mesh) -> None:

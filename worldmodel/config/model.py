@@ -1,7 +1,7 @@
 """Settings of a model."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from worldmodel.actions import ActionConfig
@@ -249,6 +249,14 @@ class WorldModelConfig:
         """Settings in use that are experiments, and so not part of the stable surface."""
         return ["sampler: swin"] if self.sampler == "swin" else []
 
+    def sized(self, image_size: ImageSize) -> "WorldModelConfig":
+        """Return the config of the same model with frames of another size.
+
+        Raises:
+            ConfigError: its parts do not divide such frames evenly.
+        """
+        return replace(self, codec=replace(self.codec, image_size=image_size))
+
     @property
     def latent_shape(self) -> tuple[int, int, int, int]:
         """Shape `[t, c, h, w]` of the latents of a chunk."""
@@ -342,7 +350,13 @@ class WorldModelConfig:
     @property
     def num_queries(self) -> int:
         """Query positions of a round."""
-        return self.queries or self.codec.cells // self.query_merge**2
+        return self.queries or math.prod(self.query_grid)
+
+    @property
+    def query_grid(self) -> tuple[int, int]:
+        """Rows and columns of queries, where each has its place."""
+        rows, columns = self.codec.grid
+        return rows // self.query_merge, columns // self.query_merge
 
     def __post_init__(self) -> None:
         check_literals(self)

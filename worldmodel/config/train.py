@@ -205,10 +205,27 @@ class DataConfig:
     length_buckets: bool = False
     """Draw the episodes of a step from episodes of about equal length in the window, so that processes with
     few episodes each finish together; steps are then less mixed."""
+    buckets: list[Any] = field(default_factory=list)
+    """Sizes of frames, [[height, width], ...]: every clip is read in the one nearest to its own aspect ratio,
+    and all episodes of a step in one of them. The finished model has `model.codec.image_size`. Empty: all
+    clips are cropped to that."""
     max_bad_fraction: float = 0.01
     """Share of a stage's clips that may be unreadable (each is logged and replaced) before the run fails."""
     timeout_s: float = 300.0
     """Longest wait for a batch before the run fails instead of hanging."""
+
+    def __post_init__(self) -> None:
+        for size in self.buckets:
+            sides = size if isinstance(size, list | tuple) else ()
+            if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+                raise ConfigError(
+                    f"data.buckets has {size!r}; use pairs of height and width, for example "
+                    "[[64, 64], [48, 80]]."
+                )
+        sizes = [tuple(size) for size in self.buckets]
+        if twice := next((size for size in sizes if sizes.count(size) > 1), None):
+            raise ConfigError(f"data.buckets has {list(twice)} twice; leave one out.")
+        object.__setattr__(self, "buckets", sizes)
 
 
 @dataclass(frozen=True)

@@ -372,6 +372,10 @@ class LeRobotSource:
         chosen = self.chosen[index % self.size]
         return self.dataset.clip(chosen, self.format, self.takes, self.outcomes, self.names)
 
+    def frame_sizes(self) -> np.ndarray:
+        """Return height and width of the frames of every episode, which are equal, `[n, 2]`."""
+        return np.tile(self.dataset.shape, (self.size, 1))
+
     def _chosen(self, key: str, split: str) -> list[int]:
         """Return the episodes of a split, which `worldmodel data split` stores."""
         held: list[int] = []

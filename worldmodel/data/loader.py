@@ -20,8 +20,9 @@ from typing import Any
 from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, Prefetcher
 
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
+from worldmodel.data.buckets import check_filled, open_in_buckets
 from worldmodel.data.sampler import Sample, StepSampler, offering_sources, rank_share
-from worldmodel.data.sources import Source, StreamedSource, open_sources
+from worldmodel.data.sources import Source, StreamedSource
 from worldmodel.data.staging import StagedFrames, StageFrames
 from worldmodel.data.worker import BadClip, Failure, Request, Result, Worker, make_episode, with_timeout
 from worldmodel.episodes import Episode
@@ -54,6 +55,8 @@ class Batch:
     episodes: list[Episode]
     self_rollout: bool = False
     """Whether the step continues from the model's own predictions; the same for all batches of a step."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of the frames of all batches of a step; None: the model's own."""
     frames: StagedFrames | None = None
     """The observations, ready to be copied to the device; None: they are read from the episodes."""
 
@@ -230,7 +233,7 @@ class BatchLoader:
         # ones.
         while isinstance(result := make(request), BadClip):
             bad.append(result.reason)
-            sampler = self.sampler.samplers.get(sample.source)
+            sampler = self.sampler.samplers.get((sample.source, sample.bucket))
             if sampler is None or len(bad) == MAX_ATTEMPTS:
                 result = Failure(
                     ConfigError(
@@ -333,7 +336,9 @@ class BatchLoader:
             size = self.stage.microbatch_size or len(rows)
             for first in range(0, len(rows), size):
                 indices, episodes = zip(*rows[first : first + size], strict=True)
-                batches.append(Batch(step, task, indices, list(episodes), self_rollout))
+                batches.append(
+                    Batch(step, task, indices, list(episodes), self_rollout, self.sampler.size(step))
+                )
         return sorted(batches, key=lambda batch: -sum(len(each.actions) for each in batch.episodes))
 
     def state(self) -> dict[str, Any]:
@@ -419,7 +424,8 @@ def batches(
     Raises:
         ConfigError: a setting, a source or a task is wrong.
     """
-    sources = open_sources(config, model)
+    sources = open_in_buckets(config, model)
+    check_filled(sources)
     return BatchLoader(
         sources, config, stage, seed, first_step, dp_rank, dp_size, bad, sum_counts, bookmarks, stage_frames
     )

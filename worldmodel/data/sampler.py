@@ -9,13 +9,14 @@ window by window. Nothing here depends on processes or workers: they only take t
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from worldmodel.config import StageConfig
+from worldmodel.data.buckets import BucketedSource
 from worldmodel.data.sources import Source, StreamedSource
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.planner import chunks_by_area
@@ -39,6 +40,8 @@ class Sample:
     """Index within the source: for a finite one `epoch * size + row`."""
     turn: int | None = None
     """Position in the order of a source that is read in streams; ranks take turns there."""
+    bucket: int = 0
+    """Bucket of the step, see buckets.py."""
 
 
 class Mixture:
@@ -82,14 +85,23 @@ class EpisodeSampler:
         seed: Seed of the run.
         bucket: Above 0, so many rows of about equal cost of a window follow each other.
         rounds: Most rounds of an episode, for its cost.
+        part: The rows of the source that it is about; None is all.
     """
 
     def __init__(
-        self, source: Source, name: str, window: int, seed: int, bucket: int = 0, rounds: int = 1
+        self,
+        source: Source,
+        name: str,
+        window: int,
+        seed: int,
+        bucket: int = 0,
+        rounds: int = 1,
+        part: range | None = None,
     ) -> None:
         self.streams, self.bucket = source.streams, bucket
-        self.cost = lambda row: source.cost(row, rounds)
-        self.size = source.size if not self.streams and source.size else sys.maxsize
+        self.total = source.size if not self.streams and source.size else sys.maxsize
+        self.first, self.size = (part.start, len(part)) if part else (0, self.total)
+        self.cost = lambda row: source.cost(self.first + row, rounds)
         self.window = min(window, self.size)
         if bucket:
             # Whole buckets in a window, so that only the last window of an epoch has one that is not full.
@@ -123,7 +135,7 @@ class EpisodeSampler:
         return np.concatenate([*(buckets[index] for index in rng.permutation(full)), buckets[full]])
 
     def episode(self, position: int) -> int:
-        """Return `epoch * size + row` of the sample at a position of the endless order."""
+        """Return `epoch * total + row` of the sample at a position of the endless order."""
         if self.streams:
             window, offset = divmod(position, self.window)
             return int(self.rows(0, window)[offset])
@@ -137,7 +149,7 @@ class EpisodeSampler:
             index, offset = divmod(offset, self.window)
         else:
             index, offset = divmod(offset + missing, self.window)
-        return epoch * self.size + int(self.rows(epoch, int(windows[index]))[offset])
+        return epoch * self.total + self.first + int(self.rows(epoch, int(windows[index]))[offset])
 
     def replacement(self, episode: int, attempt: int) -> int:
         """Return the episode that replaces a bad one: another of the same epoch.
@@ -145,7 +157,8 @@ class EpisodeSampler:
         It comes from the same window of the same stream, which is already in memory. Without streams any row
         of the source may be taken when a small window has no others.
         """
-        epoch, row = divmod(episode, self.size)
+        epoch, row = divmod(episode, self.total)
+        row -= self.first
         first = row // self.window * self.window
         length = min(self.window, self.size - first)
         if not self.streams and (length == 1 or attempt > NEAR_ATTEMPTS):
@@ -157,7 +170,7 @@ class EpisodeSampler:
         # An offset of 1 to count - 1 gives another row wherever there is one; attempts differ in their random
         # numbers.
         place = (place + int(rng.integers(1, max(count, 2)))) % count
-        return epoch * self.size + first + place * step + stream
+        return epoch * self.total + self.first + first + place * step + stream
 
 
 def offering_sources(
@@ -180,8 +193,14 @@ def offering_sources(
     return found
 
 
+Kind = tuple[str, int]
+"""Task and bucket of a step."""
+
+
 class StepSampler:
-    """The task and the samples of every step of a stage.
+    """The task, the bucket and the samples of every step of a stage.
+
+    A bucket is drawn as often as its clips, by the weights of their sources, are among all that offer a task.
 
     Raises:
         ConfigError: a task of the stage is offered by no source.
@@ -198,27 +217,52 @@ class StepSampler:
     ) -> None:
         self.stage, self.seed = stage, seed
         bucket = stage.batch_size * length_buckets
-        self.tasks = sorted(stage.tasks)  # the order in a file must not change a run
-        weights_of_tasks = np.array([stage.tasks[task] for task in self.tasks])
-        self.probabilities = weights_of_tasks / weights_of_tasks.sum()
+        parts = {name: list(_parts(source)) for name, source in sources.items()}
         self.samplers = {
-            name: EpisodeSampler(source, name, window, seed, bucket, stage.rounds)
-            for name, source in sources.items()
-            if source.size is not None or source.streams
+            (name, number): EpisodeSampler(
+                sources[name], _named(name, number), window, seed, bucket, stage.rounds, part
+            )
+            for name, ranges in parts.items()
+            for number, part in enumerate(ranges)
+            if sources[name].size is not None or sources[name].streams
+            if part is None or len(part)
         }
-        self.offering = offering_sources(sources, weights, stage)
-        """Sources of each task."""
-        self.mixtures = {
-            task: Mixture([weights[name] for name in names], seed, zlib.crc32(task.encode()))
-            for task, names in self.offering.items()
-        }
-        self._counted: tuple[int, Counter[str]] = (0, Counter())
+        bucketed = [source for source in sources.values() if isinstance(source, BucketedSource)]
+        self.sizes = bucketed[0].buckets if bucketed else ()
+        """Height and width of the frames of every bucket."""
+        self.offering: dict[Kind, list[str]] = {}
+        """Sources of each kind of step."""
+        self.mixtures: dict[Kind, Mixture] = {}
+        amounts: dict[Kind, float] = {}
+        for task, names in sorted(offering_sources(sources, weights, stage).items()):
+            for number in range(max(len(self.sizes), 1)):
+                shares = {name: weights[name] * _share(parts[name], number) for name in names}
+                if not any(shares.values()):
+                    continue
+                kind = task, number
+                self.offering[kind] = found = [name for name in names if shares[name]]
+                salt = zlib.crc32(_named(task, number).encode())
+                self.mixtures[kind] = Mixture([shares[name] for name in found], seed, salt)
+                every = sum(weights[name] for name in names)
+                amounts[kind] = stage.tasks[task] * (sum(shares.values()) / every)
+        self.kinds = list(amounts)  # sorted: the order of tasks in a file must not change a run
+        weights_of_kinds = np.array(list(amounts.values()))
+        self.probabilities = weights_of_kinds / weights_of_kinds.sum()
+        self._counted: tuple[int, Counter[Kind]] = (0, Counter())
+
+    def kind(self, step: int) -> Kind:
+        """Return the task and the bucket of a step."""
+        return self.kinds[
+            int(np.random.default_rng((self.seed, step)).choice(len(self.kinds), p=self.probabilities))
+        ]
 
     def task(self, step: int) -> str:
         """Return the task of a step."""
-        return self.tasks[
-            int(np.random.default_rng((self.seed, step)).choice(len(self.tasks), p=self.probabilities))
-        ]
+        return self.kind(step)[0]
+
+    def size(self, step: int) -> tuple[int, int] | None:
+        """Return height and width of the frames of a step; None without buckets."""
+        return self.sizes[self.kind(step)[1]] if self.sizes else None
 
     def self_rollout(self, step: int) -> bool:
         """Return whether a step continues from the model's own predictions (see StageConfig.self_rollout)."""
@@ -228,46 +272,69 @@ class StepSampler:
 
     def samples(self, step: int) -> list[Sample]:
         """Return the samples of a step, over all processes."""
-        size, task = self.stage.batch_size, self.task(step)
-        mixture, offering, before = self.mixtures[task], self.offering[task], self.steps_before(step)
-        positions = {name: self._position(name, before) for name in offering if name in self.samplers}
+        size, kind = self.stage.batch_size, self.kind(step)
+        mixture, offering, before = self.mixtures[kind], self.offering[kind], self.steps_before(step)
+        bucket = kind[1]
+        samplers = {name: self.samplers.get((name, bucket)) for name in offering}
+        positions = {name: self._position(name, bucket, before) for name in offering if samplers[name]}
         samples = []
         for offset in range(size):
-            name = offering[mixture.source(before[task] * size + offset)]
+            name = offering[mixture.source(before[kind] * size + offset)]
             episode = index = step * size + offset
             turn = None
-            if name in self.samplers:
-                episode = self.samplers[name].episode(positions[name])
-                turn = positions[name] if self.samplers[name].streams else None
+            if (sampler := samplers[name]) is not None:
+                episode = sampler.episode(positions[name])
+                turn = positions[name] if sampler.streams else None
                 positions[name] += 1
-            samples.append(Sample(index, name, episode, turn))
+            samples.append(Sample(index, name, episode, turn, bucket))
         return samples
 
     def window(self, name: str, step: int) -> int:
-        """Return the window from which a source's next sample at the start of a step comes."""
-        return self._position(name, self.steps_before(step)) // self.samplers[name].window
+        """Return the window of a source in streams from which its next sample comes at a step."""
+        return self._position(name, 0, self.steps_before(step)) // self.samplers[name, 0].window
 
-    def _position(self, name: str, before: Mapping[str, int]) -> int:
-        """Count the samples that a source provided in earlier steps, over all tasks."""
+    def _position(self, name: str, bucket: int, before: Mapping[Kind, int]) -> int:
+        """Count the samples of a bucket that a source provided in earlier steps, over all tasks."""
         size = self.stage.batch_size
         return sum(
-            self.mixtures[task].count(offering.index(name), before[task] * size)
-            for task, offering in self.offering.items()
-            if name in offering
+            self.mixtures[kind].count(offering.index(name), before[kind] * size)
+            for kind, offering in self.offering.items()
+            if kind[1] == bucket and name in offering
         )
 
-    def steps_before(self, step: int) -> Mapping[str, int]:
-        """Count the earlier steps of each task."""
-        if len(self.tasks) == 1:
-            return Counter({self.tasks[0]: step})
-        # The task of a step is drawn from (seed, step), so only counting finds how many came before. The
+    def steps_before(self, step: int) -> Mapping[Kind, int]:
+        """Count the earlier steps of each kind."""
+        if len(self.kinds) == 1:
+            return Counter({self.kinds[0]: step})
+        # The kind of a step is drawn from (seed, step), so only counting finds how many came before. The
         # count is kept for the next step; far into a run, the first call takes seconds.
         first, counts = self._counted
         if step < first:
             first, counts = 0, Counter()
-        counts = counts + Counter(self.task(earlier) for earlier in range(first, step))
+        counts = counts + Counter(self.kind(earlier) for earlier in range(first, step))
         self._counted = step, counts
         return counts
+
+
+def _parts(source: Source) -> Iterator[range | None]:
+    """Yield the rows of a source in every bucket; None is all, where it has no buckets."""
+    if not isinstance(source, BucketedSource):
+        yield None
+        return
+    ends = np.cumsum(source.counts).tolist()
+    yield from (range(end - count, end) for count, end in zip(source.counts, ends, strict=True))
+
+
+def _share(parts: Sequence[range | None], bucket: int) -> float:
+    """Return the share of a source's rows that are in a bucket; without buckets, all are in the first."""
+    if parts[0] is None:
+        return float(bucket == 0)
+    return len(parts[bucket] or ()) / sum(len(part or ()) for part in parts)
+
+
+def _named(name: str, bucket: int) -> str:
+    """Return the name that seeds the order of a source or task in a bucket: in the first, its own."""
+    return f"{name} in bucket {bucket}" if bucket else name
 
 
 def rank_share(

@@ -9,6 +9,7 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -17,6 +18,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from worldmodel import media
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
@@ -29,6 +31,8 @@ MAX_ARRAY_BYTES = 2**29
 """Largest json list, which is parsed at once."""
 NUM_PROBED = 100
 """Rows, spread over the table, that are checked before training starts."""
+NUM_READERS = 16
+"""Files that are opened at once to learn the sizes of their frames."""
 
 
 class Rows(Protocol):
@@ -329,6 +333,24 @@ class TableSource:
             return rounds
         frames = int((clip.end - clip.start) * self.format.fps + 1e-3)
         return max(1, min(rounds, (frames - 1) // self.format.chunk))
+
+    def frame_sizes(self) -> np.ndarray:
+        """Return height and width of the frames of every clip, `[n, 2]`; 0 where its file cannot be read.
+
+        The first frame of every file is decoded; those of a large table are remembered with its index.
+        """
+        return indexed(self.path, "sizes", self._frame_sizes)
+
+    def _frame_sizes(self) -> np.ndarray:
+        with ThreadPoolExecutor(NUM_READERS) as pool:
+            return np.array(list(pool.map(self._frame_size, range(self.size))), dtype=np.int64)
+
+    def _frame_size(self, index: int) -> tuple[int, int]:
+        clip = self.at(index)
+        if isinstance(clip, Clip) and isinstance(clip.video, Files):
+            with suppress(InputError):
+                return media.frame_size(clip.video.read())
+        return 0, 0
 
     def _first_clips(self) -> np.ndarray:
         """Return the index of every row's first clip, and the number of clips."""

@@ -12,7 +12,7 @@ from worldmodel.media.image import Frame, crop_and_resize, read_image, write_ima
 from worldmodel.media.info import MediaInfo, probe, sample_frames
 from worldmodel.media.limits import MediaLimits
 from worldmodel.media.observation import read_observation
-from worldmodel.media.shared_video import shared_video
+from worldmodel.media.shared_video import frame_size, shared_video
 from worldmodel.media.source import Source
 from worldmodel.media.torchcodec import use_decoder
 from worldmodel.media.video import Frames, Video, open_video, read_video
@@ -27,6 +27,7 @@ __all__ = [
     "VideoWriter",
     "contact_sheet",
     "crop_and_resize",
+    "frame_size",
     "open_video",
     "probe",
     "read_image",

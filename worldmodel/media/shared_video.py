@@ -97,6 +97,17 @@ class SharedVideo:
         return np.stack(frames)
 
     @cached_property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the first frame, as it is shown.
+
+        Raises:
+            InputError: it cannot be decoded.
+        """
+        with self.lock, decoding_errors(self.name):
+            _, frame = next(self._decode(0.0))
+        return (frame.width, frame.height) if frame.rotation % 180 else (frame.height, frame.width)
+
+    @cached_property
     def timed_frames(self) -> torchcodec.TimedFrames:
         """The same file for torchcodec, which indexes its frames once."""
         return torchcodec.TimedFrames(open_path(self.path))
@@ -133,6 +144,15 @@ def shared_video(path: str) -> SharedVideo:
         InputError: as `SharedVideo`.
     """
     return _shared(path, os.getpid(), _version(path))
+
+
+def frame_size(path: str) -> tuple[int, int]:
+    """Return height and width of the first frame of a file, as it is shown, without reading all of it.
+
+    Raises:
+        InputError: as `SharedVideo`, or it cannot be decoded.
+    """
+    return SharedVideo(path).shape
 
 
 @lru_cache(maxsize=MAX_OPEN)

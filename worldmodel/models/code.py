@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from worldmodel.config import StateConfig
 from worldmodel.models.layers.norm import upcast
+from worldmodel.models.layers.spatial import resample
 
 WIDTH, HIDDEN = 128, 256
 """Channels over cells, and width of a block's summary."""
@@ -48,9 +49,10 @@ class Drawn(NamedTuple):
 class BlockPool(nn.Module):
     """Summarises a grid of cells, one vector per block: convolutions, then attention pooling."""
 
-    def __init__(self, channels: int, grid: tuple[int, int], block: tuple[int, int]) -> None:
+    def __init__(self, channels: int, grid: tuple[int, int], side: int) -> None:
+        """Build with random weights, for square blocks of a side in cells; 0 makes one block of all cells."""
         super().__init__()
-        self.block = block
+        self.side = side
         self.stem = nn.Conv2d(channels, WIDTH, 3, padding=1)
         # Where something lies decides, too, and the pooling below forgets it.
         self.position = nn.Parameter(torch.randn(WIDTH, *grid) * 0.02)
@@ -61,9 +63,10 @@ class BlockPool(nn.Module):
 
     def forward(self, cells: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n e"]:
         """Return a vector per block, blocks in row-major order."""
-        x = self.stem(cells) + self.position
+        grid = cells.shape[2], cells.shape[3]
+        x = self.stem(cells) + resample(self.position, grid)
         x = x + self.second(F.silu(self.first(F.silu(x))))
-        rows, columns = self.block
+        rows, columns = (self.side, self.side) if self.side else grid
         x = rearrange(F.silu(x), "b d (h p) (w q) -> b (h w) (p q) d", p=rows, q=columns)
         weights = upcast(self.scores(x)).softmax(dim=2)
         pooled = torch.einsum("bnmk,bnmd->bnkd", weights.to(x), self.values(x))
@@ -89,14 +92,13 @@ class StateCode(nn.Module):
         super().__init__()
         self.groups, self.classes = config.code_groups, config.code_classes
         side = config.code_block
-        self.block = (side, side) if side else grid
-        self.block_grid = (grid[0] // self.block[0], grid[1] // self.block[1])
+        self.block_grid = (grid[0] // side, grid[1] // side) if side else (1, 1)
         self.length = self.groups * self.block_grid[0] * self.block_grid[1]
         # The posterior sees the last context frame, and what changes in each frame after it.
         seen = (1 + chunk_latents) * latent_channels
-        self.posterior_pool = BlockPool(seen, grid, self.block)
+        self.posterior_pool = BlockPool(seen, grid, side)
         self.posterior_out = nn.Linear(HIDDEN, self.groups * self.classes)
-        self.prior_pool = BlockPool(config.width, grid, self.block)
+        self.prior_pool = BlockPool(config.width, grid, side)
         self.prior_embedding = nn.Parameter(torch.randn(self.length, self.classes, HIDDEN) * 0.3)
         self.prior_place = nn.Parameter(torch.randn(self.length, HIDDEN) * 0.1)
         self.prior_hidden = nn.Linear(HIDDEN, HIDDEN)

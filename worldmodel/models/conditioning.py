@@ -11,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from worldmodel.batch import map_tensors
-from worldmodel.config import ConditionAdapterConfig
+from worldmodel.config import ConditionAdapterConfig, WorldModelConfig
 from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.layers.resampler import Resampler
+from worldmodel.models.layers.spatial import resample_rows
 from worldmodel.models.state import State, StateHead, last_frame
 
 CELL_CHANNELS = 8
@@ -85,6 +86,9 @@ class ConditionAdapter(nn.Module, ABC):
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return the unconditional condition, for guidance and condition dropout."""
 
+    def resize(self, config: WorldModelConfig) -> None:
+        """Make conditions for frames of the size of a config."""
+
 
 class NoAdapter(ConditionAdapter):
     """Takes the place of the adapter in a model without a generator: the forecast is shown as it is."""
@@ -114,6 +118,10 @@ class GridAdapter(ConditionAdapter):
         self.to_cells = nn.Linear(head.width, width)
         self.to_pooled = nn.Linear(hidden_width, width)
         self.null_token = nn.Parameter(torch.randn(1, width) * 0.02)
+
+    def resize(self, config: WorldModelConfig) -> None:
+        rows, columns = config.codec.grid
+        self.grid, self.num_tokens = (rows // self.merge, columns // self.merge), config.num_queries
 
     def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Map a state to a condition."""
@@ -159,6 +167,9 @@ class TextAdapter(ConditionAdapter):
         self.to_pooled = nn.Linear(text_width, width)
         self.null_tokens = nn.Parameter(torch.randn(1, width) * 0.02)
 
+    def resize(self, config: WorldModelConfig) -> None:
+        self.cells = config.codec.cells
+
     def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Map hidden states of `num_tokens` positions, zeros after the end of a text, to a condition."""
         states = self.norm(state.hidden)
@@ -195,6 +206,15 @@ class PlacedAdapter(ConditionAdapter):
             self.merge, self.shape = head.merge, (head.chunk_latents, *head.grid)
             self.to_cells = nn.Linear(head.width, head.chunk_latents * CELL_CHANNELS)
 
+    def resize(self, config: WorldModelConfig) -> None:
+        if self.shape[0]:
+            rows, columns = config.codec.grid
+            self.shape = self.shape[0], rows // self.merge, columns // self.merge
+
+    def no_state(self) -> Float[Tensor, "n d"]:
+        """Return the learned tokens of no state."""
+        return self.null_tokens
+
     def placed(self, tokens: Float[Tensor, "b n d"], state: State) -> Condition:
         """Return the condition of tokens and a state."""
         if state.cells is None:
@@ -205,7 +225,7 @@ class PlacedAdapter(ConditionAdapter):
 
     def null(self, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return learned tokens, and zeros on the cells: no forecast, and not one of no change."""
-        tokens = self.null_tokens.expand(len(context), -1, -1)
+        tokens = self.no_state().expand(len(context), -1, -1)
         frames, rows, columns = self.shape
         if not frames:
             return Condition(tokens=tokens)
@@ -251,11 +271,23 @@ class StreamAdapter(PlacedAdapter):
     at zero (`generator.diffusers.state_cross_attention`).
     """
 
-    def __init__(self, hidden_width: int, token_width: int, num_tokens: int, head: StateHead | None) -> None:
+    def __init__(
+        self, hidden_width: int, token_width: int, config: WorldModelConfig, head: StateHead | None
+    ) -> None:
         super().__init__(head)
         self.norm = RMSNorm(hidden_width)
         self.project = nn.Linear(hidden_width, token_width)
-        self.null_tokens = nn.Parameter(torch.zeros(num_tokens, token_width))
+        self.null_tokens = nn.Parameter(torch.zeros(config.num_queries, token_width))
+        self.grids = (config.query_grid, config.query_grid)
+        """Rows and columns of queries for which the learned tokens are stored, and of those of a round."""
+
+    def resize(self, config: WorldModelConfig) -> None:
+        super().resize(config)
+        if not config.queries:  # else there are equally many for frames of any size
+            self.grids = self.grids[0], config.query_grid
+
+    def no_state(self) -> Float[Tensor, "n d"]:
+        return resample_rows(self.null_tokens, *self.grids)
 
     def forward(self, state: State, context: Float[Tensor, "b k c h w"]) -> Condition:
         """Return tokens `[b, n, token_width]`, and the state on its cells."""

@@ -93,6 +93,6 @@ def condition_adapter(
     if adapter.kind == "text":
         return TextAdapter(width, tokens, config.action.text.max_tokens + 1, config.codec.cells)
     if adapter.kind == "stream":
-        return StreamAdapter(width, tokens, config.num_queries, state)
+        return StreamAdapter(width, tokens, config, state)
     assert state is not None, "checked by the config"
     return GridAdapter(width, tokens, config.num_queries, state)

@@ -80,25 +80,25 @@ class QueryGrid(nn.Module):
     their projections counts.
     """
 
-    def __init__(self, hidden_width: int, width: int, columns: int, split: int, joined: int) -> None:
+    def __init__(self, hidden_width: int, width: int, split: int, joined: int) -> None:
         """Build with random weights.
 
         Args:
             hidden_width: Width of the hidden states.
             width: Width of the cells.
-            columns: Number of queries in a row.
             split: Side of the square of cells that share a query.
             joined: Side of the square of queries that share a cell.
         """
         super().__init__()
-        self.columns, self.split, self.joined = columns, split, joined
+        self.split, self.joined = split, joined
         self.project = nn.Linear(hidden_width, split**2 * width)
 
-    def forward(self, hidden: Float[Tensor, "b n d"]) -> Float[Tensor, "b m e"]:
+    def forward(self, hidden: Float[Tensor, "b n d"], columns: int) -> Float[Tensor, "b m e"]:
+        """Return a feature of every cell, in rows of `columns`."""
         x = rearrange(
             self.project(hidden),
             "b (h w) (p q d) -> b (h p) (w q) d",
-            w=self.columns,
+            w=columns * self.joined // self.split,
             p=self.split,
             q=self.split,
         )
@@ -139,15 +139,13 @@ class StateHead(nn.Module):
         """
         super().__init__()
         self.merge, self.chunk_latents = config.merge, chunk_latents
-        self.grid = (latent_grid[0] // config.merge, latent_grid[1] // config.merge)
+        self.stored_grid = self.grid = (latent_grid[0] // config.merge, latent_grid[1] // config.merge)
         self.width, self.head_width = config.width, config.width // config.num_heads
         self.norm = RMSNorm(hidden_width)
-        self.from_state: nn.Module
         if query_side:
-            self.from_state = QueryGrid(
+            self.from_state: QueryGrid | Resampler = QueryGrid(
                 hidden_width,
                 config.width,
-                columns=latent_grid[1] // query_side,
                 split=max(1, query_side // config.merge),
                 joined=max(1, config.merge // query_side),
             )
@@ -193,6 +191,11 @@ class StateHead(nn.Module):
             config.outcomes,
             config.context_latents,
         )
+
+    def resize(self, config: WorldModelConfig) -> None:
+        """Predict states of frames of the size of a config."""
+        rows, columns = config.codec.grid
+        self.grid = rows // self.merge, columns // self.merge
 
     def forward(
         self,
@@ -279,7 +282,12 @@ class StateHead(nn.Module):
         frames = newest(context, self.context_latents)
         seen = torch.cat([frames[:, -1:], frames.diff(dim=1)], dim=1)
         seen = self.from_context(self._coarse(rearrange(seen, "b s c h w -> b (s c) h w")))
-        return self.from_state(self.norm(hidden)) + rearrange(seen, "b d h w -> b (h w) d")
+        hidden = self.norm(hidden)
+        if isinstance(self.from_state, QueryGrid):
+            cells = self.from_state(hidden, self.grid[1])
+        else:
+            cells = self.from_state(hidden, (self.stored_grid, self.grid))
+        return cells + rearrange(seen, "b d h w -> b (h w) d")
 
     def _coarse(self, latents: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
         return latents if self.merge == 1 else F.avg_pool2d(latents, self.merge)

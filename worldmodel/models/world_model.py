@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel.actions import Action
-from worldmodel.config import WorldModelConfig, height_width
+from worldmodel.config import ImageSize, WorldModelConfig, height_width
 from worldmodel.diffusion.sampler import Chunk, Denoiser, StepCache
-from worldmodel.models import factory, text
+from worldmodel.models import factory, frame_size, text
 from worldmodel.models.action import ActionAdapter, EncodedAction
 from worldmodel.models.backbone.causal_lm import Backbone
 from worldmodel.models.code import CodeSampling
 from worldmodel.models.conditioning import Codes, Condition, Prediction
+from worldmodel.models.layers.spatial import resample, resample_rows
 from worldmodel.models.loading.model_folder import PretrainedModel
 from worldmodel.models.sequence import embed_rounds
 from worldmodel.models.state import State, StateHead
@@ -51,6 +52,8 @@ class WorldModel(PretrainedModel):
         """Build the parts around a backbone; parts of other libraries are read from `folder`, if given."""
         super().__init__()
         self.config = config
+        self.stored_size = config.codec.image_size
+        self.query_grids = (config.query_grid, config.query_grid)  # for which queries are stored, and now
         width, scale = backbone.width, backbone.width**-0.5
         self.codec = factory.codec(config, folder)
         self.backbone = backbone
@@ -108,6 +111,10 @@ class WorldModel(PretrainedModel):
         """Data type of the model's own parameters; parts of other libraries may have another."""
         return self.blank_latents.dtype
 
+    def resize(self, image_size: ImageSize) -> None:
+        """Observe and predict frames of another size from now on; a ConfigError says which part cannot."""
+        frame_size.resize(self, image_size)
+
     # ---- the seven verbs -----------------------------------------------------------------------------
 
     def encode_observation(
@@ -121,7 +128,8 @@ class WorldModel(PretrainedModel):
             observation = replace(observation, latents=self._blank_context(len(observation.latents)))
         vision = self.vision(observation)
         # On a latent grid, a query is a learned vector plus the feature of its newest latent cells.
-        queries = self.queries if vision.queries is None else self.queries + vision.queries
+        queries = resample_rows(self.queries, *self.query_grids)
+        queries = queries if vision.queries is None else queries + vision.queries
         tokens = vision.tokens if history is None else vision.tokens + history[:, None].to(vision.tokens)
         return EncodedObservation(tokens, queries.expand(len(tokens), -1, -1), vision.cells)
 
@@ -208,7 +216,8 @@ class WorldModel(PretrainedModel):
         return context[:, -self.config.unseen_latents :]
 
     def _blank_context(self, batch: int) -> Float[Tensor, "b s c h w"]:
-        return self.blank_latents.expand(batch, self.config.context_latents, -1, -1, -1)
+        blank = resample(self.blank_latents, self.config.codec.grid)
+        return blank.expand(batch, self.config.context_latents, -1, -1, -1)
 
     @property
     def round_tokens(self) -> int:

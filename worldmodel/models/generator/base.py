@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from worldmodel.batch import take
+from worldmodel.config import WorldModelConfig
 from worldmodel.diffusion.solver import Solver
 from worldmodel.errors import ConfigError
 from worldmodel.models.conditioning import Condition
@@ -85,6 +86,13 @@ class VideoGenerator(nn.Module, ABC):
     def networks(self) -> list[nn.Module]:
         """Modules that compute, each of which is sharded as a whole."""
         return [self]
+
+    def resize(self, config: WorldModelConfig) -> None:
+        """Generate frames of the size of a config.
+
+        Raises:
+            ConfigError: it cannot.
+        """
 
     def compile_layers(self) -> None:
         """Compile the transformer blocks (torch.compile), each when it first meets a shape."""

@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from worldmodel.config import GeneratorConfig
+from worldmodel.config import GeneratorConfig, WorldModelConfig
 from worldmodel.diffusion.loss import add_noise, velocity_error
 from worldmodel.diffusion.schedule import shifted
 from worldmodel.diffusion.solver import AncestralSolver, EulerSolver
@@ -142,6 +142,9 @@ class DiT(VideoGenerator):
             bias[2].fill_(0.5)
             bias[5].fill_(0.5)
         nn.init.zeros_(self.project.weight)
+
+    def resize(self, config: WorldModelConfig) -> None:
+        self.grid = config.codec.grid
 
     def divide(self, part: Part) -> None:
         """Keep a part of the weights of every block."""

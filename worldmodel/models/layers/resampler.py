@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from worldmodel.errors import ConfigError
 from worldmodel.models.layers.attention import attend
 from worldmodel.models.layers.norm import RMSNorm
+from worldmodel.models.layers.spatial import resample_rows
+
+Grids = tuple[tuple[int, int], tuple[int, int]]
+"""Rows and columns of two grids of cells."""
 
 
 class Attention(nn.Module):
@@ -81,10 +85,11 @@ class Resampler(nn.Module):
         self.layers = nn.ModuleList(Layer(width, num_heads) for _ in range(num_layers))
         self.last_norm, self.to_output = RMSNorm(width), nn.Linear(width, out_width)
 
-    def forward(self, inputs: Float[Tensor, "b m e"]) -> Float[Tensor, "b n d"]:
-        """Return `num_queries` tokens."""
+    def forward(self, inputs: Float[Tensor, "b m e"], grids: Grids | None = None) -> Float[Tensor, "b n d"]:
+        """Return `num_queries` tokens; with grids, whose first they are of, one per cell of the second."""
         keys = self.input_norm(self.from_input(inputs))
-        x = self.queries.to(keys.dtype).expand(inputs.shape[0], -1, -1)
+        queries = self.queries if grids is None else resample_rows(self.queries, *grids)
+        x = queries.to(keys.dtype).expand(inputs.shape[0], -1, -1)
         for layer in self.layers:
             x = layer(x, keys)
         return self.to_output(self.last_norm(x))

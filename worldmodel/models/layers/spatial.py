@@ -33,6 +33,29 @@ def rope_table(frames: Int[Tensor, " t"], grid: tuple[int, int], head_width: int
     return torch.stack([angle.cos(), angle.sin()])
 
 
+def resample(positions: Float[Tensor, "d h w"], grid: tuple[int, int]) -> Float[Tensor, "d h2 w2"]:
+    """Return learned positions of the cells of one grid on another, interpolated linearly."""
+    before = positions.shape[1], positions.shape[2]
+    if grid == before:
+        return positions
+    rows, columns = (
+        F.interpolate(torch.eye(old, device=positions.device)[None], size=new, mode="linear")[0]
+        for old, new in zip(before, grid, strict=True)
+    )
+    # Matrix products: on GPUs the gradient of torch's own interpolation of images is not deterministic.
+    return torch.einsum("dhw,hi,wj->dij", positions, rows.to(positions), columns.to(positions))
+
+
+def resample_rows(
+    positions: Float[Tensor, "n d"], before: tuple[int, int], grid: tuple[int, int]
+) -> Float[Tensor, "m d"]:
+    """As `resample`, for a row per cell of the grid `before`."""
+    if grid == before:
+        return positions
+    placed = rearrange(positions, "(h w) d -> d h w", h=before[0])
+    return rearrange(resample(placed, grid), "d h w -> (h w) d")
+
+
 def rotate(x: Float[Tensor, "b k n d"], table: Float[Tensor, "2 n d"]) -> Float[Tensor, "b k n d"]:
     """Apply rotary position embeddings (Su et al. 2021, arXiv:2104.09864)."""
     left, right = x.chunk(2, dim=-1)

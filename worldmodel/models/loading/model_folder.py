@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from worldmodel import config as configs
-from worldmodel.config import ActionConfig, BackboneConfig, WorldModelConfig
+from worldmodel.config import ActionConfig, BackboneConfig, ImageSize, WorldModelConfig
 from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError, InputError, ModelError, OutputError
 from worldmodel.io import atomic_folder
@@ -55,6 +55,8 @@ class PretrainedModel(nn.Module, ModelHubMixin, library_name="worldmodel", tags=
     """Loading and saving of model folders, and `push_to_hub`."""
 
     config: WorldModelConfig
+    stored_size: ImageSize
+    """Size of the frames to which learned positions belong; `config` may have another (`resize`)."""
     backbone: Backbone
     action: ActionAdapter
     start_images: Sequence[StartImage] = ()
@@ -387,7 +389,7 @@ def save(
     card: str | None,
 ) -> Path:
     """Write a model folder; see `PretrainedModel.save_pretrained`."""
-    folder = folder.resolve()
+    folder, config = folder.resolve(), model.config.sized(model.stored_size)
     if folder.is_dir() and any(folder.iterdir()) and not _is_model(folder):
         raise OutputError(f"{folder} has files that are not those of a model; choose a new folder.")
     try:
@@ -402,7 +404,7 @@ def save(
                 save_file(pretrained.cast(component.state_dict(), dtype), temporary / name / WEIGHTS)
             own: dict[str, Tensor] = dict(model.named_parameters(recurse=False))
             save_file(pretrained.cast(own, dtype), temporary / TOKENS)
-            values = {"format": FORMAT, "model": configs.to_dict(model.config), "training": training}
+            values = {"format": FORMAT, "model": configs.to_dict(config), "training": training}
             (temporary / CONFIG).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
             if model.known is not None:
                 model.known.write(temporary / KNOWN)
@@ -413,7 +415,7 @@ def save(
                 write_image(
                     Image.fromarray(start.image), temporary / START_IMAGES / f"{number:02} {title}.png"
                 )
-            text = card or plain_card(model, model.config, folder.name, training)
+            text = card or plain_card(model, config, folder.name, training)
             (temporary / CARD).write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -9,9 +9,10 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from worldmodel.config import VisionConfig
+from worldmodel.config import VisionConfig, WorldModelConfig
 from worldmodel.models.codec.autoencoder import residual_blocks
 from worldmodel.models.layers.norm import RMSNorm
+from worldmodel.models.layers.spatial import resample_rows
 from worldmodel.parallel.mesh import SequenceGroup
 
 
@@ -81,6 +82,10 @@ class VisionAdapter(nn.Module, ABC):
     def forward(self, observation: Observation) -> VisionFeatures:
         """Return the tokens of an observation."""
 
+    @abstractmethod
+    def resize(self, config: WorldModelConfig) -> None:
+        """Take frames of the size of a config."""
+
     def select_frames(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b f 3 h w"] | None:
         """Return the frames of a clip that the adapter encodes; None where it encodes latents."""
         return None
@@ -106,7 +111,9 @@ class LatentVision(VisionAdapter):
     ) -> None:
         super().__init__()
         self.config = config
-        frame_tokens = math.prod(grid) // config.merge**2
+        self.grid = (grid[0] // config.merge, grid[1] // config.merge)
+        """Rows and columns of tokens to which the learned positions belong."""
+        frame_tokens = math.prod(self.grid)
         self.round_tokens = context_latents * frame_tokens
         self.stem = nn.Conv2d(latent_channels, config.width, 3, padding=1)
         self.blocks = residual_blocks(config.width, config.num_blocks)
@@ -130,12 +137,17 @@ class LatentVision(VisionAdapter):
         x = self.project(self.blocks(self.stem(x)))
         cells = self.cell_norm(rearrange(x, "(b t) d h w -> b t h w d", b=batch))
         tokens = self.token_norm(self.merge(_squares(cells, self.config.merge)))
-        tokens = tokens + self.token_position + self.frame_position[-frames:]
+        grid = latents.shape[3] // self.config.merge, latents.shape[4] // self.config.merge
+        position = resample_rows(self.token_position, self.grid, grid)
+        tokens = tokens + position + self.frame_position[-frames:]
         return VisionFeatures(
             rearrange(tokens, "b t n d -> b (t n) d"),
             rearrange(cells, "b t h w d -> b t (h w) d"),
             self.merge_queries(_squares(cells[:, -1:], self.query_merge))[:, 0],
         )
+
+    def resize(self, config: WorldModelConfig) -> None:
+        self.round_tokens = config.unseen_latents * config.codec.cells // self.config.merge**2
 
 
 def _squares(cells: Float[Tensor, "b t h w d"], side: int) -> Float[Tensor, "b t n e"]:

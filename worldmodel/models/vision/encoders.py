@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from worldmodel.config import ImageSize, VisionConfig, height_width
+from worldmodel.config import ImageSize, VisionConfig, WorldModelConfig, height_width
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.layers.norm import RMSNorm
 from worldmodel.models.layers.resampler import Resampler
@@ -100,15 +100,16 @@ class Projection(nn.Module):
 
     def __init__(self, encoder: Encoder, out_width: int, pool: int) -> None:
         super().__init__()
-        in_width, self.rows = encoder.width, encoder.grid[0]
+        in_width = encoder.width
         self.pool, self.adds = pool, encoder.aligned and in_width == out_width
         self.up, self.down = nn.Linear(in_width, out_width), nn.Linear(out_width, out_width)
         if self.adds:
             nn.init.zeros_(self.down.weight)
             nn.init.zeros_(self.down.bias)
 
-    def forward(self, features: Float[Tensor, "b u m e"]) -> Float[Tensor, "b n d"]:
-        x = rearrange(features, "b u (h w) e -> (b u) e h w", h=self.rows)
+    def forward(self, features: Float[Tensor, "b u m e"], rows: int) -> Float[Tensor, "b n d"]:
+        """Return the tokens of features whose frames have so many rows."""
+        x = rearrange(features, "b u (h w) e -> (b u) e h w", h=rows)
         x = F.avg_pool2d(x, self.pool, ceil_mode=True)  # windows at the edge average fewer features
         x = rearrange(x, "(b u) e h w -> b (u h w) e", b=features.shape[0])
         change = self.down(F.gelu(self.up(x)))
@@ -120,12 +121,11 @@ class Adapter(nn.Module):
 
     def __init__(self, config: VisionConfig, encoder: Encoder, width: int) -> None:
         super().__init__()
-        steps = -(-config.max_frames // encoder.stride)
-        self.frame_position = nn.Parameter(torch.zeros(steps, 1, encoder.width))
+        self.config, self.steps = config, -(-config.max_frames // encoder.stride)
+        self.frame_position = nn.Parameter(torch.zeros(self.steps, 1, encoder.width))
         """Added to features, the newest frames last; initialised to zero."""
         self.resamples = config.adapter == "resampler"
         if self.resamples:
-            self.num_tokens = config.num_tokens
             self.read: nn.Module = Resampler(
                 encoder.width,
                 config.width,
@@ -135,17 +135,22 @@ class Adapter(nn.Module):
                 max(1, config.width // 64),
             )
         else:
-            self.num_tokens = steps * math.prod(math.ceil(side / config.pool) for side in encoder.grid)
             self.read = Projection(encoder, width, config.pool)
         self.token_norm = None
         if not (isinstance(self.read, Projection) and self.read.adds):
             self.token_norm = RMSNorm(width)
             nn.init.constant_(self.token_norm.weight, 2 * width**-0.5)  # twice the scale of word embeddings
 
-    def forward(self, features: Float[Tensor, "b u m e"]) -> Float[Tensor, "b n d"]:
-        """Return `num_tokens` tokens; the perceptron returns fewer if there are fewer frames."""
+    def num_tokens(self, grid: tuple[int, int]) -> int:
+        """Return the number of tokens of a round whose frames have features on a grid."""
+        if self.resamples:
+            return self.config.num_tokens
+        return self.steps * math.prod(math.ceil(side / self.config.pool) for side in grid)
+
+    def forward(self, features: Float[Tensor, "b u m e"], rows: int) -> Float[Tensor, "b n d"]:
+        """Return the tokens of frames with so many rows of features; fewer frames may have fewer tokens."""
         features = features + self.frame_position[-features.shape[1] :].to(features.dtype)
-        tokens = self.read(features.flatten(1, 2) if self.resamples else features)
+        tokens = self.read(features.flatten(1, 2)) if self.resamples else self.read(features, rows)
         return tokens if self.token_norm is None else self.token_norm(tokens)
 
 
@@ -158,7 +163,11 @@ class EncoderVision(VisionAdapter):
         super().__init__()
         self.config, self.encoder = config, encoder
         self.adapter = Adapter(config, encoder, width)
-        self.round_tokens = self.adapter.num_tokens
+        self.round_tokens = self.adapter.num_tokens(encoder.grid)
+
+    def resize(self, config: WorldModelConfig) -> None:
+        self.encoder.fit(height_width(config.codec.image_size))
+        self.round_tokens = self.adapter.num_tokens(self.encoder.grid)
 
     @classmethod
     def from_config(
@@ -197,7 +206,7 @@ class EncoderVision(VisionAdapter):
         assert frames is not None, "an encoder needs pixels"
         if frames.shape[1] > self.config.max_frames:
             frames = frames[:, frames_wanted(frames.shape[1], self.config.max_frames)]
-        return VisionFeatures(self.adapter(self._features(frames)))
+        return VisionFeatures(self.adapter(self._features(frames), self.encoder.grid[0]))
 
     def _features(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
         """Return the encoder's features; processes with the same frames encode some each."""

@@ -125,6 +125,10 @@ class Encoder(nn.Module, ABC):
         model.eval()
 
     @abstractmethod
+    def fit(self, frame: tuple[int, int]) -> None:
+        """Choose how frames of a height and width are preprocessed, and the grid of their features."""
+
+    @abstractmethod
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:
         """Return the features of frames in [-1, 1], row by row; `u` is `t / stride`, rounded up."""
 

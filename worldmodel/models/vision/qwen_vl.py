@@ -49,6 +49,10 @@ class QwenVisionEncoder(Encoder):
         config = model.config
         self.patch, self.merge = int(config.patch_size), int(config.spatial_merge_size)
         self.stride, self.width = int(config.temporal_patch_size), int(config.out_hidden_size)
+        self.fit(frame)
+
+    def fit(self, frame: tuple[int, int]) -> None:
+        settings = self.settings
         size = settings.get("size") or {}
         height, width = fit_size(
             frame,
@@ -57,9 +61,8 @@ class QwenVisionEncoder(Encoder):
             settings.get("max_pixels") or size.get("longest_edge") or MAX_PIXELS,
         )
         colours = {name: x for name, x in settings.items() if name not in ("size", "crop_size")}
-        self.preprocess = (
-            FAMILIES[config.model_type].preprocessor((height, width)).with_settings(colours, frame)
-        )
+        family = FAMILIES[self.model.config.model_type]
+        self.preprocess = family.preprocessor((height, width)).with_settings(colours, frame)
         self.grid = height // (self.patch * self.merge), width // (self.patch * self.merge)
 
     def forward(self, frames: Float[Tensor, "b t 3 h w"]) -> Float[Tensor, "b u m e"]:

@@ -71,6 +71,10 @@ class PatchEncoder(Encoder):
                 f"-{config.num_hidden_layers}."
             )
         self.patch, self.width = int(config.patch_size), int(config.hidden_size)
+        self.fit(frame)
+
+    def fit(self, frame: tuple[int, int]) -> None:
+        config, settings = self.model.config, self.settings
         if config.model_type == "siglip2_vision_model":  # resizes to a number of patches
             most = int(settings.get("max_num_patches") or config.num_patches)
             size = get_image_size_for_max_num_patches(*frame, self.patch, most)

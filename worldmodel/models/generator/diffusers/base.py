@@ -121,6 +121,7 @@ class DiffusersGenerator(VideoGenerator):
             ConfigError: the width of the image encoder is not the one that the transformer needs.
         """
         super().__init__()
+        self.check_size(transformer.config, clip)
         # Checked here, where the settings to change are known; the transformer would fail in a matrix
         # product.
         wanted, given = image_width(transformer), None if image_encoder is None else image_encoder.width
@@ -150,6 +151,20 @@ class DiffusersGenerator(VideoGenerator):
         self.text_architecture: dict[str, Any] | None = None
         """Arguments of a text encoder with random weights."""
         self._codec = (codec,)  # a tuple, so that it is not registered: the world model owns it
+
+    def check_size(self, config: Any, clip: Clip) -> None:
+        """Check that a transformer with a config can make frames of the size of a clip.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def resize(self, config: WorldModelConfig) -> None:
+        clip = Clip.of(config)
+        self.check_size(self.transformer.config, clip)
+        self.clip = clip
+        if self.image_encoder is not None:
+            self.image_encoder.fit(clip.image_size)
 
     @classmethod
     def read_scheduler(cls, values: dict[str, Any], folder: Path | None = None) -> Scheduler:

@@ -98,7 +98,6 @@ class CogVideoXGenerator(DiffusersGenerator):
         **kwargs: Any,
     ) -> None:
         config: Any = transformer.config
-        self._check(config, clip)
         super().__init__(transformer, scheduler, clip, *args, **kwargs)
         self.cells_per_token = config.patch_size**2 * (config.patch_size_t or 1)
         assert isinstance(scheduler, CogVideoXDDIMScheduler | CogVideoXDPMScheduler)
@@ -112,8 +111,7 @@ class CogVideoXGenerator(DiffusersGenerator):
             if vae.invert_scale_latents:  # CogVideoX 1.5 was trained with images divided by it
                 self.context_scale = vae.scaling_factor**-2
 
-    @staticmethod
-    def _check(config: Any, clip: Clip) -> None:
+    def check_size(self, config: Any, clip: Clip) -> None:
         if clip.context_latents and config.in_channels != 2 * config.out_channels:
             raise ConfigError(
                 "This CogVideoX transformer is text-to-video and cannot continue frames; use an "

@@ -152,14 +152,6 @@ class WanGenerator(DiffusersGenerator):
                 "This Wan transformer reads a clip's first and last image (pos_embed_seq_len), and the last "
                 "one is not known in advance; use an image-to-video model."
             )
-        if config.patch_size[0] != 1 or any(
-            count % side for count, side in zip(clip.grid, config.patch_size[1:], strict=True)
-        ):
-            raise ConfigError(
-                f"The transformer's patch_size is {list(config.patch_size)} and a frame has {clip.grid[0]} x "
-                f"{clip.grid[1]} latent cells; use patches of one latent frame and a codec.image_size that "
-                "they divide."
-            )
         super().__init__(transformer, scheduler, clip, *args, **kwargs)
         see_whole_clips(transformer)
         self.cells_per_token = config.patch_size[1] * config.patch_size[2]
@@ -186,6 +178,16 @@ class WanGenerator(DiffusersGenerator):
         self.network_2: Network | None = None
         self.boundary_ratio = 0.0
         """Share of the schedule below which `network_2` predicts (Wan 2.2 A14B)."""
+
+    def check_size(self, config: Any, clip: Clip) -> None:
+        if config.patch_size[0] != 1 or any(
+            count % side for count, side in zip(clip.grid, config.patch_size[1:], strict=True)
+        ):
+            raise ConfigError(
+                f"The transformer's patch_size is {list(config.patch_size)} and a frame has {clip.grid[0]} x "
+                f"{clip.grid[1]} latent cells; use patches of one latent frame and a codec.image_size that "
+                "they divide."
+            )
 
     @property
     def text_width(self) -> int:
