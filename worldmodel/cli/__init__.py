@@ -30,6 +30,7 @@ VERBS = {
     "download": "download a base language model",
     "record": "record an environment or a world to train on",
     "convert": "convert a Minari dataset, or recordings of Minecraft, to train on",
+    "encode": "compute the latents of a table's clips before training",
     "data": "examine a data source, and hold out episodes",
     "flow": "fetch, filter, caption and encode clips while a model trains on them",
     "config": "print or list configurations",

@@ -1,0 +1,130 @@
+"""`worldmodel encode`: latents of a plain table, which training reads."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import bucketed
+import numpy as np
+import pytest
+from clip_tables import write_table
+
+from worldmodel.cli import main
+from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig
+from worldmodel.data import loader
+from worldmodel.media.tensors import to_tensor
+from worldmodel.models.rounds import RoundEncoder
+from worldmodel.models.world_model import WorldModel
+from worldmodel.train import finetune
+
+THREADS = ["executor=threads", "segment_size=2"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Six clips and one that is no video."""
+    table = bucketed.write_clips(tmp_path / "clips")
+    (table.parent / "broken.mp4").write_bytes(b"no video")
+    rows = [{"path": f"{number}.mp4", "caption": f"clip {number}"} for number in range(6)]
+    return write_table(table.parent, [*rows, {"path": "broken.mp4", "caption": "nothing"}])
+
+
+def encode(table: Path, model_folder: Path, out: Path, *more: str) -> int:
+    columns = ["--column", "video=path", "--column", "text=caption"]
+    return main(
+        ["encode", str(table), "--model", str(model_folder), "--out", str(out), *columns, *more, *THREADS]
+    )
+
+
+def test_training_reads_the_latents_of_a_table(
+    table: Path, model_folder: Path, tmp_path: Path, model: WorldModel, run_config: TrainConfig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "latents"
+    assert encode(table, model_folder, out, "--dtype", "float32") == 0
+    printed = capsys.readouterr().out
+    assert f"6 clips; train on data.sources.NAME: {{kind: flow, path: {out / 'log'}}}" in printed
+    assert "1 clips were left out" in printed
+    assert not list((out / "buffer").rglob("*.mp4")) and not list((out / "buffer").rglob("*.tar"))
+
+    def batches(source: SourceConfig) -> dict[str, tuple[np.ndarray, ...]]:
+        stage = StageConfig(steps=6, batch_size=2, rounds=3, tasks={"rounds": 1.0})
+        found = {}
+        with loader.batches(DataConfig({"mine": source}), model.config, stage, 5) as stream:
+            for episode in (each for step in stream for batch in step for each in batch.episodes):
+                assert episode.actions[0].text is not None
+                if episode.encoded is None:
+                    first, *clips = (to_tensor([clip]) for clip in episode.observations)
+                    context, target = RoundEncoder.of(model).rounds(first, clips)
+                    found[episode.actions[0].text] = context[0].numpy(), target[0].numpy()
+                else:
+                    assert not episode.observations
+                    found[episode.actions[0].text] = episode.encoded.context, episode.encoded.target
+        return found
+
+    stored = batches(SourceConfig("flow", str(out / "log")))
+    columns = {"video": "path", "text": "caption"}
+    videos = SourceConfig("clips", str(table), columns=columns)
+    assert set(stored) == {f"clip {number}" for number in range(6)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "MIN_CLIPS", 10_000)  # the broken one is drawn, too
+        expected = batches(videos)
+    for name, arrays in expected.items():
+        for one, two in zip(arrays, stored[name], strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-5)
+    config = replace(
+        run_config, model=model.config, data=DataConfig({"mine": SourceConfig("flow", str(out / "log"))})
+    )
+    stage = replace(config.stages["state"], tasks={"rounds": 1.0}, steps=2)
+    assert (finetune.train(replace(config, stages={"state": stage})) / "config.json").is_file()
+
+
+def test_an_interrupted_command_goes_on(
+    table: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert encode(table, model_folder, whole) == 0
+
+    def interrupt() -> None:
+        while not list(halves.glob("log/*/*.tar")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert encode(table, model_folder, halves) == 0
+    capsys.readouterr()
+    assert encode(table, model_folder, halves) == 0
+    segments = {file.name: file.read_bytes() for file in whole.glob("log/*/*.tar")}
+    assert len(segments) == 3
+    assert {file.name: file.read_bytes() for file in halves.glob("log/*/*.tar")} == segments
+    with table.open("a") as file:
+        file.write('{"path": "0.mp4", "caption": "again", "start": 1.0}\n')
+    capsys.readouterr()
+    assert encode(table, model_folder, halves) == 0
+    assert "7 clips; train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"--model": "no-such-model"}, "no-such-model"),
+        ({"--column": "caption"}, "FIELD=COLUMN"),
+        ({"--dtype": "int8"}, "int8"),
+    ],
+)
+def test_wrong_arguments_are_a_sentence(
+    table: Path, model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    change: dict[str, str], named: str,
+) -> None:  # fmt: skip
+    arguments = {
+        "--model": str(model_folder),
+        "--out": str(tmp_path / "out"),
+        "--column": "video=path",
+    } | change
+    assert main(["encode", str(table), *(part for pair in arguments.items() for part in pair), *THREADS]) == 2
+    error = capfd.readouterr().err
+    assert named in error
+    assert "Traceback" not in error
