@@ -127,6 +127,26 @@ def test_changed_files_are_refused_by_name(config: TrainConfig) -> None:
     assert (finetune.train(config) / "config.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda tensors, name: tensors | {name: tensors[name] * float("nan")}, "not finite"),
+        (lambda tensors, name: {key: each for key, each in tensors.items() if key != name}, "generator"),
+        (lambda tensors, name: tensors | {"foreign.weight": tensors[name].clone()}, "foreign"),
+        (lambda tensors, name: tensors | {name: tensors[name][:1]}, "generator"),
+    ],
+    ids=["not finite", "missing", "foreign", "another shape"],
+)
+def test_wrong_weights_end_a_run_before_its_first_step(
+    config: TrainConfig, damage: Callable[[dict[str, torch.Tensor], str], dict[str, torch.Tensor]], named: str
+) -> None:
+    file = Path(config.init_from or "") / "generator" / "model.safetensors"
+    save_file(damage(load_file(file), "embed.weight"), file)
+    with pytest.raises(ModelError, match=named):
+        finetune.train(config)
+    assert not list(Path(config.run_dir).rglob("*.safetensors"))
+
+
 def test_a_checkpoint_needs_those_that_its_stage_started_from(config: TrainConfig) -> None:
     finetune.train(config)
     run = Path(config.run_dir)
