@@ -43,6 +43,7 @@ from transformers import (
     T5EncoderModel,
 )
 
+from worldmodel import config as configs
 from worldmodel import media
 from worldmodel.cli import main
 from worldmodel.models.loading.location import resolve
@@ -132,6 +133,18 @@ def test_a_preset_by_its_commands(
 
 def test_every_preset_says_how_to_train_it() -> None:
     assert all(trainings(name) for name in CONFIGS)
+
+
+def test_the_page_lists_every_row() -> None:
+    page = (ROOT / "docs" / "reference" / "presets.md").read_text()
+    table = page[page.index("| Row |") :].split("\n\n")[0]
+    listed = {
+        cells[1].strip(): cells[2].strip() for line in table.splitlines()[2:] if (cells := line.split("|"))
+    }
+    assert list(listed) == [f"{name}-{number}" for name, number in ROWS]
+    for name, number in ROWS:
+        stages = configs.load(name, trainings(name)[number][1:]).stages
+        assert name == "shapes_smol" or listed[f"{name}-{number}"] == ", ".join(stages)
 
 
 @pytest.mark.slow
