@@ -175,7 +175,8 @@ class SourceConfig:
     """Names of the numbers of its vectors, in their order, as in `names` of `model.action.vector`; an empty
     name leaves a number out, such as padding. By default those that a recording states, or its own order."""
     preset: str = ""
-    """Instead of `columns`, the name of a published table: webvid, panda70m, koala36m or openvid."""
+    """Instead of `columns`, the name of a published table: webvid, panda70m, koala36m, openvid
+    or opendv."""
     split: str = "train"
     """huggingface, shapes: name of the split. lerobot: train, held-out or all."""
     streams: int = 8

@@ -2,8 +2,9 @@
 
 Columns that a source may name (`data.sources.NAME.columns`), all but `video` optional:
 
-video   path of the file relative to `root`, with or without its extension; or a URL, whose file is looked up
-        under `root` by the row's name and by the last part of the URL. Nothing is downloaded.
+video   path of the file relative to `root`, with or without its extension, or of a folder of numbered images;
+        or a URL, whose file is looked up under `root` by the row's name and by the last part of the URL.
+        Nothing is downloaded.
 text    one sentence for the whole clip, or a list with one per action; of captions `{"idx": i, "content": …}`
         of key frames (ShareGPT4Video) the one of the whole clip, whose `idx` is -1.
 question, answer   what may be asked about the frames, and the answer, both in the forms of `text`.
@@ -12,6 +13,8 @@ vector, mouse   a list of numbers for the whole clip; a list of lists has one pe
 camera  `{"mode": "velocity", "data": {"translation": [x, y, z], "rotation": [x, y, z, w]}}`, the motion in
         every action (`worldmodel.actions.Camera`), or a list with one per action. With the mode `target` a
         list has the pose of the camera at the end of every entry, relative to that at the start of the clip.
+        Or the path of an npz or npy file with the pose at every frame of the clip (see poses.py).
+fps     frames per second of the images of a folder, and of poses in a file; by default those of the model.
 rewards, terminated   a list with the reward of every action (or of every step of a recording, see
         recording.json), and whether an episode ended with the last of them.
 start, end   the part of the file that is the clip, in seconds or as h:mm:ss; later ends are the file's end.
@@ -41,6 +44,9 @@ from worldmodel.actions.text import TextKind
 from worldmodel.actions.track import Track
 from worldmodel.config import ActionConfig, SourceConfig
 from worldmodel.data.clips import Clip, Files, Outcomes, RoundFormat
+from worldmodel.data.files import inside
+from worldmodel.data.footage import ImageFolder
+from worldmodel.data.poses import SUFFIXES, read_poses
 from worldmodel.data.recording import vector_names
 from worldmodel.errors import ConfigError, InputError, did_you_mean
 
@@ -53,7 +59,7 @@ Row = Mapping[str, Any]
 
 def source_fields() -> tuple[str, ...]:
     """Return the fields of a source for which a column can be named, but rewards and ends of episodes."""
-    return ("video", *(kind.name for kind in action_kinds()), *ASKED, "start", "end", "name")
+    return ("video", *(kind.name for kind in action_kinds()), *ASKED, "start", "end", "fps", "name")
 
 
 def own_columns(offered: Collection[str], takes: ActionConfig) -> dict[str, str]:
@@ -81,11 +87,21 @@ class Preset:
     """Column of the addresses from which files are fetched (`worldmodel flow`)."""
     marks: tuple[str, ...] = ()
     """Further columns by which the table is recognised."""
+    ends: tuple[str, str] | None = None
+    """Columns of the names of the first and the last image of a clip, whose video is a folder."""
+    fps: float = 0.0
+    """Frames per second of images, if the table has no column of them."""
 
     @property
     def needed(self) -> set[str]:
         """Columns by which the table is recognised."""
-        return {*self.columns.values(), self.address, *self.marks, *filter(None, [self.segments])}
+        return {
+            *self.columns.values(),
+            self.address,
+            *self.marks,
+            *(self.ends or ()),
+            *filter(None, [self.segments]),
+        } - {""}
 
 
 PRESETS = {
@@ -108,6 +124,7 @@ PRESETS = {
         address="video",
         marks=("aesthetic score", "motion score"),
     ),
+    "opendv": Preset({"video": "folder", "text": "blip"}, (), ends=("first_frame", "last_frame"), fps=10.0),
 }
 
 
@@ -179,8 +196,8 @@ class RowReader:
     def needed(self) -> list[str]:
         """The columns that are read."""
         files = {column for column in (self.preset.files if self.preset else ()) for column in _names(column)}
-        segments = {self.preset.segments} - {""} if self.preset else set()
-        return sorted({*self.columns.values(), *files, *segments})
+        others = {self.preset.segments, *(self.preset.ends or ())} - {""} if self.preset else set()
+        return sorted({*self.columns.values(), *files, *others})
 
     def clips_in(self, row: Row) -> int:
         """Count the clips of a row."""
@@ -211,6 +228,11 @@ class RowReader:
         if end is not None and not start < end:
             raise InputError(f"it ends at {end:g} s, which is not after its start at {start:g} s")
         files, outcomes = video or self._files(row), self._outcomes(row)
+        if isinstance(files, Files) and self.root and os.path.isdir(files.paths[0]):
+            named = self.preset.ends if self.preset else None
+            ends = (str(row[named[0]]), str(row[named[1]])) if named else None
+            files = ImageFolder(files.paths[0], self._fps(row), start, end, ends)
+            start, end = 0.0, None
         shared = {field: tracks.pop(field) for field in ("text", *ASKED)}
         return Clip(
             name, files, self.format, **shared, controls=tracks, outcomes=outcomes, start=start, end=end
@@ -224,7 +246,12 @@ class RowReader:
         """
         tracks = {}
         for kind in action_kinds():
-            track = track_of(self._cell(row, kind.name), kind)
+            cell = self._cell(row, kind.name)
+            if kind.name == "camera" and isinstance(cell, str) and cell.endswith(SUFFIXES):
+                if self.root is None:
+                    raise InputError(f"its camera {cell!r} is a file, which only tables of clips can name")
+                cell = read_poses(inside(self.root, cell), self._fps(row))
+            track = cell if isinstance(cell, Track) else track_of(cell, kind)
             try:
                 tracks[kind.name] = track = self._taken(track, kind)
             except InputError as error:
@@ -244,6 +271,23 @@ class RowReader:
                 checked[value] = kind.arranged(value, self.names, settings) if self.names else value
                 kind.check(checked[value], settings)
         return replace(track, values=tuple(checked[value] for value in track.values))
+
+    def _fps(self, row: Row) -> float:
+        """Return the frames per second of a row's images and poses.
+
+        Raises:
+            InputError: they are no number above 0.
+        """
+        stated = self._cell(row, "fps")
+        if stated is None:
+            return (self.preset.fps if self.preset else 0.0) or float(self.format.fps)
+        try:
+            fps = float(stated)
+        except (TypeError, ValueError):
+            fps = math.nan
+        if not 0 < fps < math.inf:
+            raise InputError(f"its fps is {stated!r}, which is no number of frames per second")
+        return fps
 
     def _outcomes(self, row: Row) -> Outcomes | None:
         """Return the rewards of a row, and whether its episode ended with the last, if it has both.
@@ -298,18 +342,6 @@ def check_column(key: str, column: str, offered: Sequence[str]) -> None:
             f"{key} is {column!r}, which is not a column of the table{did_you_mean(column, offered)}; it has "
             f"{', '.join(offered)}."
         )
-
-
-def inside(root: str, path: str) -> str:
-    """Return the absolute path of `path` under `root`.
-
-    Raises:
-        InputError: it is outside of `root`.
-    """
-    whole = os.path.normpath(os.path.join(root, path))
-    if os.path.commonpath([root, whole]) != root:
-        raise InputError(f"{path!r} is outside of {root!r}; set root to a folder that contains all videos")
-    return whole
 
 
 QUESTION = TextKind()

@@ -16,7 +16,8 @@ from worldmodel.actions.track import Track
 from worldmodel.config import SourceConfig
 from worldmodel.data.argument import read_source
 from worldmodel.data.clips import Files
-from worldmodel.data.columns import OUTCOME, Row, inside, track_of
+from worldmodel.data.columns import OUTCOME, Row, track_of
+from worldmodel.data.files import inside
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import RATE_TOLERANCE, read_recording
 from worldmodel.data.tables import Table, first_rows, open_table

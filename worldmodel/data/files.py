@@ -80,6 +80,18 @@ def read_range(path: str, offset: int, size: int) -> bytes:
     return data if len(data) <= size else data[offset : offset + size]  # a server without byte ranges
 
 
+def inside(root: str, path: str) -> str:
+    """Return the absolute path of `path` under `root`.
+
+    Raises:
+        InputError: it is outside of `root`.
+    """
+    whole = os.path.normpath(os.path.join(root, path))
+    if os.path.commonpath([root, whole]) != root:
+        raise InputError(f"{path!r} is outside of {root!r}; set root to a folder that contains all videos")
+    return whole
+
+
 def unpacked(path: str) -> str:
     """Return the path of the content of a packed file, in the user's cache; that of any other as it is.
 

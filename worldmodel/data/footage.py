@@ -1,4 +1,4 @@
-"""Frames that are not in one video file: images in a table or a tar file, and cameras side by side."""
+"""Frames that are not in one video file: images in tables, tars and folders, and cameras side by side."""
 
 import io
 import math
@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy as np
 from worldmodel import media
 from worldmodel.config import height_width
 from worldmodel.data.clips import Footage, Part, RoundFormat
-from worldmodel.data.columns import inside
+from worldmodel.data.files import inside
 from worldmodel.errors import InputError
+from worldmodel.media.limits import IMAGE_SUFFIXES
 from worldmodel.media.shared_video import REMOTE, open_path
 
 MAX_OPEN = 16
@@ -155,6 +157,83 @@ class TarFrames:
                 "between them are missing"
             )
         return [found[number] for number in numbers]
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Numbered images in a folder."""
+
+    path: str
+    fps: float
+    start: float = 0.0
+    """Seconds before its first frame."""
+    end: float | None = None
+    """Seconds before the frame after its last."""
+    ends: tuple[str, str] | None = None
+    """Instead of these, the names of its first and last image."""
+
+    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
+        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
+
+        Raises:
+            InputError: as `images`, or an image cannot be read.
+        """
+        images, count = self.images(), max(min(wanted, self.length(format) - first), 1)
+        rows = [
+            min(int((first + index) / format.fps * self.fps + 1e-3), len(images) - 1)
+            for index in range(count)
+        ]
+        found = {row: media.read_image(f"{self.path}/{images[row]}", format.size) for row in sorted({*rows})}
+        return np.stack([found[row] for row in rows])
+
+    def length(self, format: RoundFormat) -> int:
+        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
+        return int((len(self.images()) - 1) / self.fps * format.fps + 1e-3) + 1
+
+    def images(self) -> list[str]:
+        """Return the names of its images, by their numbers.
+
+        Raises:
+            InputError: there are none, or a number is missing among them.
+        """
+        try:
+            whole = _numbered(self.path, os.stat(self.path).st_mtime_ns, os.getpid())
+        except OSError as error:
+            raise InputError(f"{self.path!r} cannot be read ({error.strerror or error})") from None
+        if self.ends:
+            first, last = (_number(name) for name in self.ends)
+            chosen = [each for each in whole if first <= each[0] <= last]
+        else:
+            end = None if self.end is None else round(self.end * self.fps)
+            chosen = list(whole[round(self.start * self.fps) : end])
+        if not chosen:
+            raise InputError(f"{self.path!r} has no numbered images, or none in this part")
+        numbers = [number for number, _ in chosen]
+        if len({*np.diff(numbers).tolist()}) > 1:
+            raise InputError(
+                f"{self.path!r} has {len(numbers)} images with numbers from {numbers[0]} to {numbers[-1]}, "
+                "and some between them are missing"
+            )
+        return [name for _, name in chosen]
+
+
+@lru_cache(maxsize=256)
+def _numbered(path: str, changed_ns: int, process: int) -> tuple[tuple[int, str], ...]:
+    """Return the numbers and names of the images in a folder."""
+    names = (name for name in os.listdir(path) if Path(name).suffix.lower() in IMAGE_SUFFIXES)
+    return tuple(sorted((_number(name), name) for name in names if re.search(r"\d", name)))
+
+
+def _number(name: str) -> int:
+    """Return the last number in a name.
+
+    Raises:
+        InputError: it has none.
+    """
+    numbers = re.findall(r"\d+", Path(name).stem)
+    if not numbers:
+        raise InputError(f"the image {name!r} has no number in its name")
+    return int(numbers[-1])
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from worldmodel import media
 from worldmodel.actions import Action
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, Part, RoundFormat, Stills
-from worldmodel.data.columns import RowReader, inside
-from worldmodel.data.files import unread_format
+from worldmodel.data.columns import RowReader
+from worldmodel.data.files import inside, unread_format
 from worldmodel.data.footage import row_groups
 from worldmodel.data.sources import Recipe
 from worldmodel.episodes import DESCRIBE, Episode

@@ -23,6 +23,7 @@ from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
 from worldmodel.data.files import PACKED, unpacked
+from worldmodel.data.footage import ImageFolder
 from worldmodel.data.index_file import indexed
 from worldmodel.data.recording import check_specs, read_recording, renamed, vector_names
 from worldmodel.errors import ConfigError, InputError, pip_install
@@ -386,6 +387,8 @@ class TableSource:
                     raise InputError(clip.reason)
                 if isinstance(clip.video, Files):
                     clip.video.read()
+                elif isinstance(clip.video, ImageFolder):
+                    clip.video.images()
             except InputError as error:
                 problems.append(f"{clip.name}: {error}")
         if len(problems) == len(indices):

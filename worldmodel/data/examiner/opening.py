@@ -25,7 +25,7 @@ from worldmodel.data.argument import read_source
 from worldmodel.data.clips import Files, Part, Span
 from worldmodel.data.columns import OUTCOME
 from worldmodel.data.facts import TEXT_FPS, read_tracks, round_at, round_frames, setting_of
-from worldmodel.data.footage import TarFrames
+from worldmodel.data.footage import ImageFolder, TarFrames
 from worldmodel.data.huggingface import HuggingFaceSource
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import read_recording
@@ -222,9 +222,11 @@ def _probe(source: Source) -> media.MediaInfo:
             video = getattr(recipe, "video", getattr(recipe, "image", None))
             if isinstance(video, Files | Part):
                 video = video.read()
-            if isinstance(video, TarFrames):
-                found, fps = media.probe(video.images()[0], decode=False), video.fps or TEXT_FPS
-                return replace(found, fps=fps, num_frames=video.num_frames, duration_s=video.num_frames / fps)
+            if isinstance(video, TarFrames | ImageFolder):
+                images, fps = video.images(), video.fps or TEXT_FPS
+                first = f"{video.path}/{images[0]}" if isinstance(video, ImageFolder) else images[0]
+                found = media.probe(first, decode=False)
+                return replace(found, fps=fps, num_frames=len(images), duration_s=len(images) / fps)
             if isinstance(video, str | bytes):
                 return media.probe(video, decode=False)
             if isinstance(video, Span):
