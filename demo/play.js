@@ -447,7 +447,7 @@ function told() {
     $("key").value = said.get("key");
   }
   if (said.has("steer")) $("steer").hidden = false;
-  if (said.size) history.replaceState(null, "", location.pathname + location.search); // the key does not stay in it
+  if (location.hash) history.replaceState(null, "", location.pathname + location.search); // the key does not stay in it
   return said.get("world");
 }
 

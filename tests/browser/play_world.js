@@ -1,5 +1,5 @@
 // Plays rounds with the modules and the worker of an exported page; returns the frames in base64.
-async ({ start, seed, actions, foreign }) => {
+async ({ start, seed, actions, foreign, threads = 1 }) => {
   const assets = await import("./assets.js");
   const meta = JSON.parse(new TextDecoder().decode(await assets.bytes("web.json")));
   const names = { encode: "encode.onnx", round: "round.onnx", decode: "decode.onnx", wasm: "runtime/ort.wasm" };
@@ -19,7 +19,7 @@ async ({ start, seed, actions, foreign }) => {
       worker.onmessage = ({ data }) => (data.error === undefined ? resolve(data.value) : reject(new Error(data.error)));
       worker.postMessage({ id: 1, call, args });
     });
-  await ask("load", { modules, files, meta, threads: 1 });
+  await ask("load", { modules, files, meta, threads });
   const bytes = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
   const text = (array) => {
     let out = "";

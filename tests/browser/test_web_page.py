@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,17 @@ PLAY = (Path(__file__).parent / "play_world.js").read_text(encoding="utf-8")
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder as any static web server does; yield its address."""
+def served(folder: Path, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Serve a folder as any static web server does, with more headers; yield its address."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
             pass
+
+        def end_headers(self) -> None:
+            for name, value in headers.items():
+                self.send_header(name, value)
+            super().end_headers()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -287,6 +293,10 @@ def picture(page: Any) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(base64.b64decode(data.split(",")[1]))).convert("RGB"))
 
 
+def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(each) for each in np.unique(picture.reshape(-1, 3), axis=0).tolist()}
+
+
 def drag(page: Any, selector: str, *places: tuple[float, float]) -> None:
     """Press the mouse at the first place of an element, in fractions of its size, and move to the others."""
     box = page.locator(selector).bounding_box()
@@ -482,6 +492,30 @@ def test_the_page_says_that_it_does_not_know_a_picture(
             assert ("does not know that picture" in page.inner_text("#said")) == unknown
 
 
+ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
+
+
+def test_an_isolated_page_plays_on_several_threads(exported: Callable[[str], Path], page: Any) -> None:
+    asked, truth = film("minigrid-doorkey")
+    with served(exported("minigrid-doorkey"), ISOLATED) as address:
+        page.goto(address)
+        assert page.evaluate("crossOriginIsolated")
+        rounds = page.evaluate(PLAY, asked | {"threads": 2})
+    assert farthest(decoded(rounds, (48, 48)), [each.frames for each in truth]) <= MOST
+
+
+def test_the_second_visit_is_isolated(exported: Callable[[str], Path], page: Any) -> None:
+    with served(exported("minigrid-doorkey")) as address:
+        page.goto(address)
+        assert not page.evaluate("crossOriginIsolated")
+        page.evaluate("navigator.serviceWorker.ready.then(() => null)")
+        begin(page, address)
+        assert page.evaluate("crossOriginIsolated")
+        before = picture(page)
+        play(page, "ArrowUp", "ArrowRight")
+        assert not np.array_equal(picture(page), before)
+
+
 def test_a_browser_without_simd_is_told(exported: Callable[[str], Path], page: Any) -> None:
     page.add_init_script("WebAssembly.validate = () => false")
     with served(exported("minigrid-doorkey")) as address:
@@ -513,11 +547,15 @@ def test_one_file_plays_from_a_disk(exported: Callable[[str], Path], page: Any, 
 
 
 def test_the_page_fits_a_phone(exported: Callable[[str], Path], browser: Any) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 3}
+    context = browser.new_context(**phone, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     with served(exported("minigrid-doorkey")) as address:
         begin(page, address)
+        shown = np.asarray(Image.open(BytesIO(page.locator("#screen").screenshot())).convert("RGB"))
+        inside = shown[60:-60, 60:-60]  # its corners are round
+        assert colours(inside) <= colours(picture(page)), "enlarged pixels stay sharp"
         page.tap('#pad [data-key="forward"]')
         page.wait_for_selector('#screen[data-round="1"]')
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

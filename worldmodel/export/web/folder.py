@@ -19,7 +19,7 @@ from worldmodel.io import atomic_file, atomic_folder
 from worldmodel.models.world_model import WorldModel
 from worldmodel.worlds import start_images
 
-CODE = ("assets.js", "page.js", "world.js", "worker.js")
+CODE = ("assets.js", "isolate.js", "page.js", "world.js", "worker.js")
 """Modules of the page; `controls.js` and `play.css` are those of the demo."""
 
 
@@ -151,7 +151,7 @@ def single_page(folder: Path) -> str:
     for sheet in ("play.css", "web.css"):
         style = (folder / sheet).read_text(encoding="utf-8")
         html = html.replace(f'<link rel="stylesheet" href="{sheet}">', f"<style>\n{style}</style>")
-    inside = {"index.html", "play.css", "web.css", "page.js", "assets.js", "runtime/NOTICE.txt"}
+    inside = {"index.html", "play.css", "web.css", "page.js", "assets.js", "isolate.js", "runtime/NOTICE.txt"}
     elements = []
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))

@@ -9,6 +9,7 @@ const MAX_AHEAD_ROUNDS = 1; // rounds that are made before their frames can be s
 const UNKNOWN = "This world does not know that picture, and will make something else of it.";
 const LIVE = ["fork", "run", "wait", "gif", "png", "share", "again", "stop"]; // what one can do in a world
 const OVER = "The episode ends here. Undo, or start again.";
+const MAX_THREADS = 4;
 const MAX_WAITING = 4; // actions that wait for a round
 // A module with one SIMD instruction, which the runtime needs.
 const SIMD = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11);
@@ -70,6 +71,7 @@ async function load() {
   game.controls = new Controls(world, act, $("screen"));
   onRelease(() => game.controls);
   game.ready = prepare(meta);
+  isolate();
   game.ready.catch(() => {}); // it is awaited below
   await offer(); // one can choose while the graphs are loaded
   await game.ready;
@@ -93,9 +95,15 @@ async function prepare(meta) {
     world: await assets.module("world.js"),
     tokenizers: await assets.module("runtime/tokenizers.mjs"),
   };
-  // Threads share memory, which a server allows by two headers only.
-  const threads = globalThis.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency) : 1;
+  // Threads share memory, which browsers allow by two headers only.
+  const threads = globalThis.crossOriginIsolated ? Math.min(MAX_THREADS, navigator.hardwareConcurrency) : 1;
   await player.ask("load", { modules, files, meta, threads }, Object.values(files).map(({ buffer }) => buffer));
+}
+
+/** Have the next visit isolated, so that it may use threads; loading the page again would delay this one. */
+function isolate() {
+  if (globalThis.crossOriginIsolated || window.parent !== window || !location.protocol.startsWith("http")) return;
+  navigator.serviceWorker?.register("isolate.js").catch(() => {}); // then it stays at one thread
 }
 
 /** Show the pictures to start from. */
