@@ -466,7 +466,7 @@ def test_the_play_page_samples_the_actions_of_a_round(
         until({"keys": ["jump", "left"]})
         page.mouse.up()
         page.keyboard.up("ArrowLeft")
-        page.click("#pause")
+        page.click("#run")
         page.locator("#numbers input").press("ArrowRight")
         box = page.locator("#screen").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
