@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from worldmodel.eval.suite import EvalSuite
     from worldmodel.models.world_model import WorldModel
 
-_CLASSES: dict[str, str | type[World]] = {"shapes": "worldmodel.shapes.world:ShapesWorld"}
+_CLASSES: dict[str, str | type[World]] = {
+    "shapes": "worldmodel.shapes.world:ShapesWorld",
+    "crafter": "worldmodel.games.worlds:CrafterWorld",
+}
 """The class of every world, or its name as `module:class`."""
 
 

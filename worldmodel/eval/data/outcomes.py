@@ -78,9 +78,19 @@ def outcomes(subject: Subject, reader: EpisodeReader, count: int) -> dict[str, A
                     rounds.append(getattr(worlds, "outcomes", ()))
             true += [batch[row].outcomes for row in known]
             made += [[outcomes[row] for outcomes in rounds] for row in known]
+    return outcome_figures(true, made)
+
+
+def outcome_figures(true: Sequence[Sequence[Outcome]], late: Sequence[Sequence[Outcome]]) -> dict[str, Any]:
+    """Compare predicted outcomes with the recorded ones, as `outcomes` does.
+
+    Args:
+        true: The recorded outcomes of every episode.
+        late: The predicted ones, of episodes with an end also of up to `LATE` rounds after it.
+    """
     if not true:
         return {}
-    late, made = made, [each[: len(wanted)] for wanted, each in zip(true, made, strict=True)]
+    made = [each[: len(wanted)] for wanted, each in zip(true, late, strict=True)]
     recorded = [np.array([outcome.reward for outcome in episode]) for episode in true]
     predicted = [np.array([outcome.reward for outcome in episode]) for episode in made]
     usual = float(np.median(np.concatenate(recorded)))
