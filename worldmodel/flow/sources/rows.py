@@ -49,8 +49,9 @@ class ClipRows:
         origin: str = "",
     ) -> None:
         key = f"sources.{name}"
-        if config.preset and config.preset not in PRESETS:
-            raise ConfigError(f"{key}.preset is {config.preset!r}; use {', '.join(PRESETS)}.")
+        known = [each for each, preset in PRESETS.items() if preset.address]
+        if config.preset and config.preset not in known:
+            raise ConfigError(f"{key}.preset is {config.preset!r}; use {', '.join(known)}.")
         preset: Preset | None = PRESETS.get(config.preset)
         self.columns = {**({"address": preset.address, **preset.columns} if preset else {}), **config.columns}
         self.segments = preset.segments if preset else ""

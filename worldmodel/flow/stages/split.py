@@ -2,12 +2,8 @@
 
 import math
 from contextlib import suppress
-from itertools import pairwise
 
-import cv2
 import pyarrow as pa
-from scenedetect import FrameTimecode
-from scenedetect.detectors import ContentDetector
 
 from worldmodel import media
 from worldmodel.actions import ActionKind, action_kinds
@@ -16,10 +12,9 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.flow.catalog.clips import COLUMNS, clip_row
 from worldmodel.flow.stages.base import CLIP, DROP, PARENT, Resources, stage
 from worldmodel.flow.stages.rows import Row, interval
+from worldmodel.flow.stages.shots import Detector, DetectorName, make_detector
 
 OUTPUTS = pa.schema({PARENT: pa.string(), "start_s": pa.float64(), "end_s": pa.float64(), DROP: pa.string()})
-MIN_SHOT_S = 0.5
-"""Cuts that follow each other faster are flashes."""
 
 
 @stage(
@@ -30,9 +25,10 @@ MIN_SHOT_S = 0.5
     batch_size=4,
     timeout_s=600.0,
     expands=True,
+    uncounted=["device"],
 )
 class Split:
-    """Divides videos at their cuts, which PySceneDetect's content detector finds; images are dropped.
+    """Divides videos at their cuts; images are dropped.
 
     Parts have the columns of the whole clip, in which intervals of time count from the start of the part. A
     clip whose texts or actions are one per action is dropped if a part would begin later than it, since the
@@ -40,24 +36,35 @@ class Split:
     relative to its pose at the start.
 
     Args:
-        threshold: difference of neighbouring frames in hue, saturation and brightness (0 to 255) that is a
-            cut.
+        detector: content (PySceneDetect's content detector), or transnetv2, a network, which also finds
+            dissolves and leaves them out.
+        threshold: of content the difference of neighbouring frames in hue, saturation and brightness (0 to
+            255) that is a cut, by default 27; of transnetv2 the probability of a transition, by default 0.5.
         min_s: shorter shots are left out.
         max_s: longer shots are divided into equal parts.
         max_side: pixels along the longer side to which frames are shrunk.
+        device: where the network runs.
 
     Raises:
-        ConfigError: a length is wrong.
+        ConfigError: a length or the detector is wrong, or its package is not installed.
     """
 
     def __init__(
-        self, *, threshold: float = 27.0, min_s: float = 2.0, max_s: float = 20.0, max_side: int = 256
+        self,
+        *,
+        detector: DetectorName = "content",
+        threshold: float | None = None,
+        min_s: float = 2.0,
+        max_s: float = 20.0,
+        max_side: int = 256,
+        device: str = "cpu",
     ) -> None:
         if not 0 <= min_s <= max_s or max_s <= 0:
             raise ConfigError(
                 f"split has min_s {min_s:g} and max_s {max_s:g}; use 0 or more, and the larger as max_s."
             )
-        self.threshold, self.min_s, self.max_s, self.max_side = threshold, min_s, max_s, max_side
+        self.detector = make_detector(detector, threshold, device)
+        self.min_s, self.max_s, self.max_side = min_s, max_s, max_side
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the parts of the clips of a batch."""
@@ -66,7 +73,7 @@ class Split:
 
     def _rows(self, clip: Row) -> list[Row]:
         try:
-            shots = find_shots(clip, self.threshold, self.max_side)
+            shots = find_shots(clip, self.detector, self.max_side)
         except InputError as error:
             return [{PARENT: clip[CLIP], DROP: str(error)}]
         parts = [
@@ -89,27 +96,19 @@ class Split:
         return [(start + number * step, start + (number + 1) * step) for number in range(count)]
 
 
-def find_shots(clip: Row, threshold: float, max_side: int) -> list[tuple[float, float]]:
+def find_shots(clip: Row, detector: Detector, max_side: int) -> list[tuple[float, float]]:
     """Return start and end in seconds of the shots of a clip.
 
     Raises:
         InputError: it cannot be decoded.
     """
-    fps = clip["fps"] or 25.0
-    detector = ContentDetector(threshold, min_scene_len=max(1, round(MIN_SHOT_S * fps)))
     start, end = interval(clip)
-    times: list[float] = []
-    cuts: list[FrameTimecode] = []
-    for time, frame in media.sample_frames(clip["video"], None, max_side, start, end):
-        place = FrameTimecode(len(times), fps)  # by number: the times of frames need not be even
-        cuts += detector.process_frame(place, cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
-        times.append(time)
-    if not times:
-        raise InputError(f"The clip has no frame after {start:g} s.")
-    cuts += detector.post_process(FrameTimecode(len(times) - 1, fps))
-    last = times[-1] + 1 / fps if len(times) > 1 else times[-1]
-    edges = [max(times[0], start), *sorted({times[cut.frame_num] for cut in cuts if cut.frame_num}), last]
-    return list(pairwise(edges))
+    frames = media.sample_frames(clip["video"], None, max_side, start, end)
+    shots = detector.shots(frames, clip["fps"] or 25.0)
+    if not shots:
+        raise InputError(f"The clip has no frame after {start:g} s, or is one long transition.")
+    first = max(shots[0][0], start)
+    return [(max(begin, first), last) for begin, last in shots]
 
 
 def _undivided(clip: Row) -> str:
