@@ -37,6 +37,8 @@ BATCH_S, BATCH_FACTOR = 0.05, 1.25
 """Jobs that are not owed make a batch at most this long if all are of one flow, or longer by this factor."""
 MEMORY = 0.3
 """Weight of the newest duration in the mean of a kind of batch."""
+MAX_KINDS = 256
+"""Kinds of batches whose duration is remembered: clients choose numbers that make new ones."""
 
 CLOSE_TIMEOUT_S = 5.0
 CLOSED = "the thread that runs the model is closed"
@@ -336,7 +338,9 @@ class Batcher(Generic[Item, Result]):
 
     def record(self, group: Hashable, size: int, seconds: float) -> None:
         """Note the duration of a batch."""
-        mean = self._seconds.get((group, size), seconds)
+        mean = self._seconds.pop((group, size), seconds)
+        if len(self._seconds) >= MAX_KINDS:
+            self._seconds.pop(next(iter(self._seconds)))  # the one that was not seen for longest
         self._seconds[group, size] = mean + MEMORY * (seconds - mean)
 
     def seconds(self, group: Hashable, size: int) -> float:

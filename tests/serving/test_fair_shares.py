@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from worldmodel.serving.engine.batching import Batcher, Compute
+from worldmodel.serving.engine.batching import MAX_KINDS, Batcher, Compute
 from worldmodel.serving.engine.shares import Purpose, ask_as, round_in_progress
 
 ROW_S = 0.01
@@ -86,6 +86,23 @@ def test_a_key_gets_no_more_time_by_using_several_models() -> None:
 
     spent = run(body)
     assert spent["b"] > 0.35 * sum(spent.values())  # oldest first, it would be a sixth
+
+
+def test_kinds_of_batches_that_clients_invent_are_forgotten() -> None:
+    compute = Compute()
+    batcher = Batcher[float, float](compute, lambda rows: rows, 0, group=lambda temperature: temperature)
+
+    async def body() -> None:
+        for index in range(2 * MAX_KINDS):
+            await batcher(float(index))
+            await batcher(-1.0)  # the usual one is remembered
+
+    try:
+        asyncio.run(body())
+        assert len(batcher._seconds) == MAX_KINDS
+        assert batcher.seconds(-1.0, 1) > 0 == batcher.seconds(0.0, 1)
+    finally:
+        compute.close()
 
 
 def test_a_step_gets_four_fifths_of_the_time_beside_the_chats_of_another_key() -> None:
