@@ -170,6 +170,7 @@ def test_a_model_plays_frames_of_another_size_and_is_stored_with_its_own(
         assert np.array_equal(bucketed.played(each, (64, 64)), own)
 
 
+@pytest.mark.slow
 def test_a_run_on_two_buckets_resumes_bit_for_bit(
     table: Path, run_config: TrainConfig, tmp_path: Path
 ) -> None:

@@ -1,14 +1,27 @@
 """The size of the frames that a model observes and predicts, where it was built for another."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
-from worldmodel.config import ImageSize
+from worldmodel.config import ImageSize, WorldModelConfig
+from worldmodel.models.conditioning import ConditionAdapter
+from worldmodel.models.generator.base import VideoGenerator
+from worldmodel.models.state import StateHead
+from worldmodel.models.vision.adapter import VisionAdapter
 
-if TYPE_CHECKING:
-    from worldmodel.models.world_model import WorldModel
+
+@runtime_checkable
+class SizedModel(Protocol):
+    """The parts of a world model that depend on the size of its frames."""
+
+    config: WorldModelConfig
+    vision: VisionAdapter
+    state: StateHead | None
+    generator: VideoGenerator
+    condition_adapter: ConditionAdapter
+    query_grids: tuple[tuple[int, int], tuple[int, int]]
 
 
-def resize(model: "WorldModel", image_size: ImageSize) -> None:
+def resize(model: SizedModel, image_size: ImageSize) -> None:
     """Let a model take frames of another size, such as one of `data.buckets`.
 
     What is learned per cell keeps its size and is interpolated where it is used.

@@ -90,6 +90,7 @@ def test_a_resized_model_is_one_built_for_the_size(
     assert found.std() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "adapter", "encoder", "queries"), CASES)
 def test_a_run_on_two_buckets_resumes_bit_for_bit(
     make: Make, tokenizer_folder: str, tmp_path: Path,
