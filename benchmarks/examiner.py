@@ -533,7 +533,7 @@ IN_EPISODES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
         ("half as bright in 8", "brightness", some(seen(lambda f: f // 2))),
         ("4 exact copies", "copies", copied(lambda each: each)),
         ("4 copies, encoded again", "near_copies copies", copied(seen(grain(2)))),
-        ("rewards that are no numbers", "unreadable", some(ended_early, 4)),
+        ("rewards that are not numbers", "unreadable", some(ended_early, 4)),
     ),
     "cart": (
         ("upside down in 8", "upside_down", some(seen(lambda f: f[:, ::-1]))),
@@ -575,7 +575,7 @@ IN_EPISODES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
 """Faults of episodes or films by set: name, kinds of finding of which one names it, and what plants it."""
 IN_FILES: dict[str, tuple[tuple[str, str, Callable[[Path], None]], ...]] = {
     "door": (
-        ("actions that are no numbers", "unreadable", rows_of(lose_numbers)),
+        ("actions that are not numbers", "unreadable", rows_of(lose_numbers)),
         ("times that run backwards", "timestamps", rows_of(reverse_times)),
         ("times with a gap", "timestamps", rows_of(lose_rows)),
         ("times of half of the rate", "rate", rows_of(slow_times)),

@@ -133,7 +133,8 @@ class ServedModels:
 
         Raises:
             ConflictError: there is a model or an adapter of this name.
-            InputError: it is no model, or does not fit into the memory; nothing has changed.
+            InputError: the folder does not hold a model, or the model does not fit in memory; the models that
+                are served stay as they were.
         """
         async with self._loading:
             self.check_free(name)

@@ -41,7 +41,7 @@ class Storage:
         """Create the folder.
 
         Raises:
-            OutputError: the path is no folder, or its disk is full.
+            OutputError: the path is not a folder, or its disk is full.
         """
         self.folder = folder
         self.obstacle: str | None = None

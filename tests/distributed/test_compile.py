@@ -48,7 +48,7 @@ def backward(model_config: WorldModelConfig, **settings: Any) -> tuple[torch.Ten
 
 
 def work(folder: Path, config_file: Path) -> None:
-    """Runs in a process of its own: the shape checks of the tests are no functions to compile."""
+    """Runs in a process of its own: functions wrapped by the tests' shape checks cannot be compiled."""
     tokenizer.NUM_DOCUMENTS = 400
     if not torch.cuda.is_available():  # a machine without a GPU may have no compiler
         torch.compile = functools.partial(torch.compile, backend="aot_eager")

@@ -74,7 +74,7 @@ def test_json_with_an_image_is_limited_as_images_are(url: str) -> None:
     sent, status = send(url, "/v1/chat/completions", 80 * MIB, start=text)
     assert (status, sent < 60 * MIB) == (413, True)
     film = base64.b64encode(bytes(28 * MIB)).decode()
-    for kind, expected in (("image/png", 413), ("video/mp4", 415)):  # zeros are no video
+    for kind, expected in (("image/png", 413), ("video/mp4", 415)):  # zeros are not a video
         part = {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{film}"}}
         body = {"messages": [{"role": "user", "content": [part]}]}
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=bearer(KEYS[0]), timeout=60)

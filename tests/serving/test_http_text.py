@@ -250,7 +250,7 @@ def test_large_bodies_do_not_stop_the_server(
                 began = time.monotonic()
                 assert client.get("/health").status_code == 200
                 delays.append(time.monotonic() - began)
-            assert {each.result() for each in sent} == {415}  # zeros are no video
+            assert {each.result() for each in sent} == {415}  # zeros are not a video
     assert max(delays) < 2
 
 

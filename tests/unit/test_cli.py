@@ -315,7 +315,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "model is pickled": ("rollout", "frame.png", LEFT, "--model", "pickled"),
     "output is a file": rollout("frame.png", LEFT, "--out", "text.txt"),
     "output is below a file": rollout("frame.png", LEFT, "--out", "text.txt/deeper"),
-    "output is no place": rollout("frame.png", LEFT, "--out", "/proc/none"),
+    "output cannot be written": rollout("frame.png", LEFT, "--out", "/proc/none"),
     "describe nothing": ("describe",),
     "describe with an empty question": ("describe", "frame.png", " ", "--model", "MODEL"),
     "describe asks two things": ("describe", "frame.png", "why", "--after", "frame.png", "--model", "MODEL"),

@@ -113,7 +113,7 @@ def test_what_moves_has_a_loss_of_its_own(
     model = make_model()
     films = np.full((2, 8, 32, 32, 3), 40, np.uint8)
     films[0, :, 8:12, 8:12] = films[1, :, 8:12, 12:16] = 230
-    films[1, :, 20:30, 20:30] = 60  # less than 32 grey levels are no motion
+    films[1, :, 20:30, 20:30] = 60  # less than 32 grey levels do not count as motion
     episode = Episode("one", (films[0], films[1]))
     frames = to_tensor([films[0][:2], films[1][:2]])
     where = torch.zeros(32, 32, dtype=torch.bool)

@@ -174,7 +174,7 @@ def test_progress_in_pusht_grows_towards_the_goal() -> None:
     assert score(block[::-1]) < scores[2]  # the place is right, the angle is not
     away = np.roll(block, -16, axis=0)
     assert score(away, 0.5) == pytest.approx(score(away), abs=0.005)  # faded, as models paint it
-    assert score(away, patch=(150, 60, 110)) < score(away)  # blurred, agent and target are no block
+    assert score(away, patch=(150, 60, 110)) < score(away)  # blurred, and not of the block's shape
     assert progress(np.full((1, 64, 64, 3), 255, np.uint8), Action()) == -1
 
 

@@ -438,7 +438,7 @@ def test_policies_and_cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({"frame_skip": 0}, "frame_skip is 0"),
         ({"policy": "often"}, "There is no policy 'often'"),
         ({"policy": "json:nothing"}, "'json:nothing' cannot be imported"),
-        ({"policy": "json:__name__"}, "is no function"),
+        ({"policy": "json:__name__"}, "is not a function"),
         ({"epsilon": 2.0}, "epsilon is 2"),
     ],
 )

@@ -27,7 +27,8 @@ def objective_class(stage: StageConfig) -> type[Objective]:
     """Return the objective of a stage: one of `OBJECTIVES`, of an entry point, or of MODULE:NAME.
 
     Raises:
-        ConfigError: it cannot be imported, is no subclass of `Objective`, or does not take `objective_args`.
+        ConfigError: it cannot be imported, is not a subclass of `Objective`, or does not take
+            `objective_args`.
     """
     found = find_extension("objective", stage.objective, "worldmodel.objectives", OBJECTIVES)
     if not (isinstance(found, type) and issubclass(found, Objective)):

@@ -32,7 +32,7 @@ def callback_classes(config: TrainConfig) -> dict[str, type[Callback]]:
     """Return the classes that `callbacks` names.
 
     Raises:
-        ConfigError: one cannot be imported, is no subclass of `Callback`, or does not take its arguments.
+        ConfigError: one cannot be imported, is not a subclass of `Callback`, or does not take its arguments.
     """
     found = {}
     for name, arguments in config.callbacks.items():

@@ -50,7 +50,7 @@ def _parser() -> Parser:
     option(
         parser,
         "--env",
-        "minari: environment in which the episodes are played again, where observations are no images",
+        "minari: environment in which the episodes are played again, where observations are not images",
         "",
         metavar="ENV_ID",
     )

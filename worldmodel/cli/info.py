@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> None:
     """Print the components and sizes of a model, the actions it takes and the frames it generates."""
     args = _parser().parse_args(argv)
-    # `--gpus 8 pan` gives it all words that follow; what is no number is the config and its settings.
+    # `--gpus 8 pan` gives it all words that follow; what is not a number is the config and its settings.
     behind = list(itertools.dropwhile(str.isdecimal, args.gpus))
     args.gpus = [int(number) for number in args.gpus[: len(args.gpus) - len(behind)]]
     args.model, *behind = [*filter(None, [args.model]), *behind] or ["shapes-tiny"]

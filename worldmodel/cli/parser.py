@@ -59,7 +59,7 @@ def option(
 def seed_number(text: str) -> int:
     """Read the seed of an option, as its `type`."""
     if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed; use 0 to 2^63 - 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed; use 0 to 2^63 - 1")
     return int(text)
 
 

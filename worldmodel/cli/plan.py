@@ -4,9 +4,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from worldmodel.cli.environment import add_environment_options, open_environment
 from worldmodel.cli.model import add_base_option, add_device_option, check_observation, load_model
 from worldmodel.cli.parser import Parser, option, seed_number
-from worldmodel.cli.record import env_arg
 from worldmodel.config.imports import import_callable
 from worldmodel.errors import InputError
 
@@ -102,21 +102,10 @@ def _try_in_environment(
     from tqdm import tqdm
 
     from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
-    from worldmodel.recording.environment import EnvironmentEpisodes
-    from worldmodel.recording.settings import EnvironmentSettings
     from worldmodel.rollout.recording import Recording
 
     model = learned.model
-    played = EnvironmentEpisodes(
-        EnvironmentSettings(
-            args.env,
-            max_steps=args.max_steps,
-            size=model.config.codec.image_size,
-            frame_skip=args.frame_skip,
-            cameras=tuple(args.camera),
-            env_args=dict(map(env_arg, args.env_arg)),
-        )
-    )
+    played = open_environment(args, model.config.codec.image_size)
     actions = _actions(args, model)
     true = EnvironmentSimulator(played) if args.true_simulator else None
     plans = args.plans or (None if args.replan else 8)
@@ -245,17 +234,8 @@ def _add_places(parser: Parser) -> None:
     )
     environment = parser.add_argument_group("the real environment")
     option(environment, "--env", "id of a Gymnasium environment, or module:ID", metavar="ENV_ID")
-    option(environment, "--env-arg", "argument of the environment", metavar="KEY=VALUE", repeated=True)
-    option(environment, "--frame-skip", "steps per action, as it was recorded", 1)
-    option(
-        environment,
-        "--camera",
-        "what the model sees, as it was recorded: render, observation or observation.NAME",
-        metavar="NAME",
-        repeated=True,
-    )
+    add_environment_options(environment)
     option(environment, "--episodes", "episodes to play", 10)
-    option(environment, "--max-steps", "longest episode", 100)
     option(
         environment,
         "--plans",

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldmodel.cli.environment import add_environment_options, open_environment
 from worldmodel.cli.model import add_base_option, add_device_option, load_model
 from worldmodel.cli.parser import Parser, option, seed_number
-from worldmodel.cli.record import env_arg
 from worldmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,20 +29,9 @@ def main(argv: list[str]) -> None:
 
     from worldmodel.planning import ModelSimulator
     from worldmodel.planning.ranking import agreement, rank_policies
-    from worldmodel.recording.environment import EnvironmentEpisodes
-    from worldmodel.recording.settings import EnvironmentSettings
 
     model = load_model(args.world, base=args.base, device=args.device)
-    played = EnvironmentEpisodes(
-        EnvironmentSettings(
-            args.env,
-            max_steps=args.max_steps,
-            size=model.config.codec.image_size,
-            frame_skip=args.frame_skip,
-            cameras=tuple(args.camera),
-            env_args=dict(map(env_arg, args.env_arg)),
-        )
-    )
+    played = open_environment(args, model.config.codec.image_size)
     seeds = range(args.seed, args.seed + args.episodes)
     most = 2 * len(args.policies) * args.episodes * args.max_steps  # fewer where episodes end
     with tqdm(desc="steps and rounds", total=most, leave=False, disable=None) as bar:
@@ -97,16 +86,7 @@ def _parser() -> Parser:
     )
     add_base_option(parser)
     option(parser, "--episodes", "episodes of each policy", 20)
-    option(parser, "--max-steps", "longest episode", 100)
-    option(parser, "--env-arg", "argument of the environment", metavar="KEY=VALUE", repeated=True)
-    option(parser, "--frame-skip", "steps per action, as it was recorded", 1)
-    option(
-        parser,
-        "--camera",
-        "what the model sees, as it was recorded: render, observation or observation.NAME",
-        metavar="NAME",
-        repeated=True,
-    )
+    add_environment_options(parser)
     option(parser, "--seed", "seed of the first episode and of the world (default: 0)", 0, kind=seed_number)
     option(parser, "--json", "also write the returns of all episodes", metavar="FILE")
     add_device_option(parser)

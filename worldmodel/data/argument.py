@@ -45,7 +45,7 @@ def read_source(argument: str) -> DataConfig:
     if path.name.endswith(SHARDS):
         return DataConfig({"webdataset": SourceConfig("webdataset", str(path))})
     if reason := unread_format(path):
-        raise InputError(f"{argument!r} is no source of data: {reason}.")
+        raise InputError(f"{argument!r} is not a data source: {reason}.")
     if path.is_dir():
         for end in SHARDS:
             if any(path.glob(f"*{end}")):

@@ -276,7 +276,7 @@ class RowReader:
         """Return the frames per second of a row's images and poses.
 
         Raises:
-            InputError: they are no number above 0.
+            InputError: they are not a number above 0.
         """
         stated = self._cell(row, "fps")
         if stated is None:
@@ -286,7 +286,7 @@ class RowReader:
         except (TypeError, ValueError):
             fps = math.nan
         if not 0 < fps < math.inf:
-            raise InputError(f"its fps is {stated!r}, which is no number of frames per second")
+            raise InputError(f"its fps is {stated!r}, which is not a positive number")
         return fps
 
     def _outcomes(self, row: Row) -> Outcomes | None:
@@ -445,7 +445,7 @@ def parse_segment(times: Any, texts: Any, part: int) -> tuple[tuple[float | None
     """
     try:
         times = ast.literal_eval(times) if isinstance(times, str) else times
-        if times and isinstance(times[0], str | float | int):  # one clip, whose text is no list
+        if times and isinstance(times[0], str | float | int):  # one clip, whose text is not a list
             times, texts = [times], [texts]
         texts = ast.literal_eval(texts) if isinstance(texts, str) else texts
         start, end = times[part]

@@ -288,7 +288,7 @@ class LeRobotDataset:
             number: of the episode.
             format: of the model's rounds.
             takes: the actions that the model takes.
-            outcomes: whether rewards are needed; if not, those that are no numbers do no harm.
+            outcomes: whether rewards are needed; if not, values that are not numbers are ignored.
             names: of the numbers of vectors (`vector_names`).
         """
         episode = self.episodes[number]

@@ -213,11 +213,11 @@ def _rate(row: Row) -> float:
     """Return the frame rate that a json part states; 0 if it states none.
 
     Raises:
-        InputError: it is no rate.
+        InputError: it is negative or not a number.
     """
     fps = row.get("fps", 0.0)
     if not isinstance(fps, int | float) or not 0 <= fps < math.inf:
-        raise InputError(f"its fps is {fps!r}, which is no number of frames per second")
+        raise InputError(f"its fps is {fps!r}, which is not a number of 0 or more")
     return float(fps)
 
 

@@ -78,7 +78,7 @@ def _from_unit_range(pixels: np.ndarray) -> np.ndarray:
         InputError: they have other values.
     """
     low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
-    if not (low >= 0 and high <= 1):  # also where one is no number
+    if not (low >= 0 and high <= 1):  # also where one is not a number
         raise InputError(
             f"The pixels are floats from {low:g} to {high:g}; pass uint8, or floats from 0 to 1."
         )

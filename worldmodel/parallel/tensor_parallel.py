@@ -105,7 +105,7 @@ def _linear(layer: Any, factor: str) -> Iterator[Any]:
     if base is not layer:
         if not isinstance(base, nn.Linear) or layer.lora_variant:
             raise ConfigError(
-                "An adapter of the generator is no plain LoRA of linear layers (DoRA, for example), which "
+                "An adapter of the generator is not plain LoRA of linear layers (DoRA, for example), which "
                 "--generator-tensor-parallel-size cannot divide; omit one."
             )
         yield from getattr(layer, factor).values()

@@ -109,7 +109,7 @@ def _function(name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise InputError(f"The policy {name!r} cannot be imported ({error}); check its name.") from None
     if not callable(function):
-        raise InputError(f"The policy {name!r} is no function; name one that returns an action.")
+        raise InputError(f"The policy {name!r} is not a function; name one that returns an action.")
     return function
 
 

@@ -156,5 +156,5 @@ def _held(tick: Mapping[str, Any], slot: int, stuck: bool) -> tuple[set[str], in
 def _turn(mouse: Mapping[str, Any]) -> list[float]:
     counts = np.array([mouse["dx"], mouse["dy"]], np.float64)
     if not np.isfinite(counts).all():
-        raise ValueError("the mouse moves by what is no number")
+        raise ValueError("the motion of the mouse is not a number")
     return (counts * DEGREES_PER_COUNT / MAX_DEGREES).clip(-1, 1).tolist()

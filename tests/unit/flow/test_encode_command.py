@@ -25,7 +25,7 @@ THREADS = ["executor=threads", "segment_size=2"]
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Six clips and one that is no video."""
+    """Six clips, and a file that is not a video."""
     table = bucketed.write_clips(tmp_path / "clips")
     (table.parent / "broken.mp4").write_bytes(b"no video")
     rows = [{"path": f"{number}.mp4", "caption": f"clip {number}"} for number in range(6)]

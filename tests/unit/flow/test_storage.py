@@ -52,5 +52,5 @@ def test_what_a_store_does_not_have_is_no_error(s3: str) -> None:
     assert not storage.exists("a/b")
     storage.write("a/b", b"x")
     assert storage.exists("a/b")
-    assert not storage.exists("a"), "a folder is no file"
+    assert not storage.exists("a"), "a folder is not a file"
     assert not Storage("s3://no-such-bucket/flow").exists("a")

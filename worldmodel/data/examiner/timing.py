@@ -39,7 +39,7 @@ one; and from which an episode is left out of the table. Steps that follow each 
 these are far above what chance gives."""
 TOGETHER_COUNT = 3
 LEAST = 0.02
-"""Least probability in the table: a few steps of an episode are no evidence."""
+"""Least probability in the table: a few steps of an episode are not evidence enough."""
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,7 @@ def _borders(tiles: Names, new: np.ndarray, known: np.ndarray) -> np.ndarray:
     found = []
     for axis, step in product((0, 1), (1, -1)):
         border = new & np.roll(known, step, axis)
-        # What was rolled around the edge is no neighbour.
+        # Cells that wrapped around the edge are not neighbours.
         edge = 0 if step == 1 else -1
         border[(slice(None),) * axis + (edge,)] = False
         found += [f"{a}|{b}" for a, b in zip(np.roll(tiles, step, axis)[border], tiles[border], strict=True)]
