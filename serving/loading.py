@@ -1,4 +1,4 @@
-"""Loading a model with the options of a server: the model of its start, and those that are added later."""
+"""Loading a model with the options of a server: the first one, and those added later."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

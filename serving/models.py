@@ -1,4 +1,4 @@
-"""The models of a server: that of its start, and others that an administrator adds while it runs.
+"""The models of a server: the one it was started with, and others that an administrator adds later.
 
 All run in one thread with one scheduler, which shares its time among keys, whatever models they choose. Every
 model has its own engine and denoising loop, so a batch has calls of one.
@@ -75,7 +75,7 @@ class ServedModels:
         return [name for service in self for name in (service.name, *service.engine.adapters)]
 
     def get(self, name: str | None) -> Served | None:
-        """Return the model or adapter of a name, by default the model of the start; None if there is none."""
+        """Return the model or adapter of a name, by default the first model; None if it is unknown."""
         if name is None:
             return Served(self.first.name, self.first)
         if name in self._services:
@@ -153,11 +153,13 @@ class ServedModels:
         """Let requests choose a model no longer, and return it.
 
         Raises:
-            ConflictError: it is the model of the start.
+            ConflictError: the server was started with it.
             NotFoundError: there is none of this name.
         """
         if name == self.first.name:
-            raise ConflictError(f"{name!r} is the model of the server's start, which stays; stop the server.")
+            raise ConflictError(
+                f"The server was started with {name!r}, which cannot be unloaded; stop the server instead."
+            )
         if name not in self._services:
             raise _unknown()
         return self._services.pop(name)

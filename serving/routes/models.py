@@ -54,7 +54,7 @@ async def list_start_images(
 async def load_adapter(
     context: Context, caller: Caller, body: protocol.LoadAdapterRequest
 ) -> protocol.ModelObject:
-    """Add an adapter of `--adapters-dir` to the model of the start.
+    """Add an adapter of `--adapters-dir` to the model that the server was started with.
 
     It needs a key with the option admin, or the only key.
 
