@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from worldmodel.config import DataConfig, SourceConfig, TrainConfig
 from worldmodel.media import write_video
 from worldmodel.models.world_model import WorldModel
+from worldmodel.train import finetune
 
 BUCKETS = ((64, 64), (48, 80))
 SHAPES = ((64, 64), (96, 160), (128, 128), (48, 80), (64, 72), (54, 96))
@@ -69,3 +70,18 @@ def played(model: WorldModel, size: tuple[int, int]) -> np.ndarray:
     frame[size[0] // 4 : size[0] // 2, 8:24] = 230
     session.reset(frame)
     return np.concatenate([session.step(text).frames for text in ("go left", "stop")])
+
+
+def train_twice(config: TrainConfig, folder: Path) -> Path:
+    """Train once as a whole and once stopped and resumed, and compare the weights bit by bit.
+
+    Returns the finished model; `folder` is where the second run goes.
+    """
+    model = finetune.train(config)
+    answers = iter([False, False, True])
+    halves = replace(config, run_dir=str(folder))
+    finetune.train(halves, stop=lambda: next(answers))
+    finetune.train(halves)
+    for file in model.rglob("*.safetensors"):
+        assert file.read_bytes() == (folder / "model" / file.relative_to(model)).read_bytes()
+    return model

@@ -128,5 +128,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = json.loads(out.read_text())
     assert written["spearman"]["value"] == 1
     assert all(len(each["real"]) == 2 for each in written["policies"].values())
+    assert main([*command, "--json", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    alike = ["rank", "random", "sticky", *command[3:], "--episodes", "1", "--max-steps", "2"]
+    assert main([*alike, "--json", str(out)]) == 0  # neither solves a board in two steps
+    assert "unknown" in capsys.readouterr().out
+    assert json.loads(out.read_text())["spearman"] is None
     assert main([*command[:2], *command[3:]]) == 2
     assert "2 or more policies" in capsys.readouterr().err

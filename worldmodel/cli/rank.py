@@ -1,6 +1,7 @@
 """`worldmodel rank`: order policies by what they earn in a world, and in the real environment."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,11 @@ def main(argv: list[str]) -> None:
             f"There are {len(args.policies)} policies and {args.episodes} episodes; use 2 or more policies "
             "and 1 or more episodes."
         )
+    if args.json and Path(args.json).expanduser().is_dir():
+        raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
     from tqdm import tqdm
 
+    from worldmodel.io import atomic_file
     from worldmodel.planning import ModelSimulator
     from worldmodel.planning.ranking import agreement, rank_policies
 
@@ -46,13 +50,14 @@ def main(argv: list[str]) -> None:
     played.close()
     figure = agreement(ranked)
     _print_table(ranked)
-    print(
-        f"Spearman's rank correlation {figure['value']:.2f} ({figure['low']:.2f} to {figure['high']:.2f}, "
-        f"{figure['n']} policies, {args.episodes} episodes each)"
-    )
+    alike = math.isnan(figure["value"])  # all policies earn the same on one side, which has no order then
+    found = "unknown" if alike else f"{figure['value']:.2f} ({figure['low']:.2f} to {figure['high']:.2f})"
+    print(f"Spearman's rank correlation: {found}; {figure['n']} policies, {args.episodes} episodes each")
     if args.json:
         policies = {each.name: {"imagined": each.imagined, "real": each.real} for each in ranked}
-        Path(args.json).write_text(json.dumps({"spearman": figure, "policies": policies}) + "\n")
+        spearman = None if alike else figure  # JSON has no NaN
+        with atomic_file(args.json) as temporary:
+            temporary.write_text(json.dumps({"spearman": spearman, "policies": policies}) + "\n", "utf-8")
 
 
 def _print_table(ranked: "Sequence[RankedPolicy]") -> None:

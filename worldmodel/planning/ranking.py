@@ -21,6 +21,7 @@ from worldmodel.actions import Action
 from worldmodel.errors import InputError
 from worldmodel.eval.figures import BOOTSTRAPS, Figure
 from worldmodel.media import Frame
+from worldmodel.planning.environment import Attempt
 from worldmodel.planning.simulator import S, Simulator
 from worldmodel.recording.environment import EnvironmentEpisodes
 from worldmodel.recording.policies import Policy, open_policy
@@ -143,16 +144,12 @@ def _play(
     progress: Callable[[int], object],
 ) -> float:
     """Return the rewards of an episode of the environment."""
-    frame, total = played.reset(seed), 0.0
+    attempt = Attempt([played.reset(seed)])
     policy.reset(seed)
-    for _ in range(played.settings.max_steps):
-        step = played.advance(played.env, _choose(policy, frame, played, per_round))
-        total += step.reward
+    while not attempt.ended and len(attempt.actions) < played.settings.max_steps:
+        attempt.step(played, _choose(policy, attempt.frames[-1], played, per_round))
         progress(1)
-        if step.terminated or step.truncated:
-            break
-        frame = played.frame(played.env, step.observation)
-    return total
+    return attempt.reward
 
 
 def _imagine(
