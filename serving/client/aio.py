@@ -20,11 +20,11 @@ from worldmodel.episodes import Outcome, StartImage, StepResult
 from worldmodel.errors import InputError
 from worldmodel.io import atomic_file
 from worldmodel.media import Frames
-from worldmodel.serving.client.errors import VideoFailedError, video_error
+from worldmodel.serving.client.errors import VideoFailedError
 from worldmodel.serving.client.payloads import Observation, as_json, as_upload, drop_none, read_file
-from worldmodel.serving.client.transport import AsyncTransport, HttpApi, ReceivedFrames, parse, parse_base_url
+from worldmodel.serving.client.transport import HttpApi, ReceivedFrames, parse
 from worldmodel.serving.errors import ApiError, NotFoundError
-from worldmodel.serving.protocol import ModelObject, Variant, VideoObject, WorldObject
+from worldmodel.serving.protocol import ModelObject, Variant, VideoError, VideoObject, WorldObject
 
 BASE_URL = "http://127.0.0.1:8000"
 CLIP_FPS = 8.0
@@ -333,7 +333,10 @@ class AsyncVideos:
                 on_progress(video)
             seen = video
             if video.status == "failed":
-                raise video_error(video.error)
+                reason = video.error or VideoError(
+                    code="failed", message="The video failed; request it again."
+                )
+                raise VideoFailedError(reason.message, reason.code)
             if video.done:
                 return video
             poll_after_ms = response.headers.get("openai-poll-after-ms", "")
@@ -342,7 +345,7 @@ class AsyncVideos:
                 raise VideoFailedError(
                     f"The video is at {video.progress} % after {timeout_s:g} s; raise `timeout_s`."
                 )
-            await self._api.transport.sleep(pause)
+            await self._api.pause(pause)
 
     async def content(self, identity: str, variant: Variant = "video") -> bytes:
         """Return a completed video as MP4, or its thumbnail or sprite sheet as JPEG."""
@@ -364,6 +367,8 @@ class AsyncVideos:
 class AsyncClient:
     """Asyncio client of a server; `async with` closes its connections."""
 
+    _http: type[httpx.Client] | type[httpx.AsyncClient] = httpx.AsyncClient
+
     def __init__(
         self,
         base_url: str = BASE_URL,
@@ -380,20 +385,8 @@ class AsyncClient:
             timeout_s: Timeout of one request.
             retries: Maximum number of retries of a request that is safe to repeat.
         """
-        url, loopback = parse_base_url(base_url)
-        # Proxy settings of the environment do not apply to loopback addresses.
-        transport = AsyncTransport(httpx.AsyncClient(trust_env=not loopback))
-        self._set_api(HttpApi(transport, url, api_key, timeout_s, retries))
-
-    def _set_api(self, api: HttpApi) -> None:
-        self._api, self.worlds, self.videos = api, AsyncWorlds(api), AsyncVideos(api)
-
-    @classmethod
-    def from_api(cls, api: HttpApi) -> Self:
-        """Return a client that uses another transport."""
-        client = cls.__new__(cls)
-        client._set_api(api)
-        return client
+        self._api = HttpApi(self._http, base_url, api_key, timeout_s, retries)
+        self.worlds, self.videos = AsyncWorlds(self._api), AsyncVideos(self._api)
 
     @property
     def base_url(self) -> str:
@@ -446,7 +439,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; worlds stay on the server until they are closed or time out."""
-        await self._api.transport.close()
+        await self._api.close()
 
     async def __aenter__(self) -> Self:
         return self

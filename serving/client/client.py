@@ -1,4 +1,4 @@
-"""Blocking client: the coroutines of the asyncio client over a transport that never suspends."""
+"""Blocking client: the coroutines of the asyncio client over an HTTP client that blocks."""
 
 import functools
 from collections.abc import Callable, Coroutine
@@ -8,7 +8,6 @@ import httpx
 
 from worldmodel.episodes import Outcome
 from worldmodel.serving.client.aio import BASE_URL, AsyncClient, AsyncRemoteWorld, AsyncVideos, AsyncWorlds
-from worldmodel.serving.client.transport import BlockingTransport, HttpApi, parse_base_url
 from worldmodel.serving.protocol import WorldObject
 
 P = ParamSpec("P")
@@ -22,7 +21,7 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as stop:
         return stop.value
     coroutine.close()
-    raise AssertionError("the blocking transport suspended")
+    raise AssertionError("the blocking client suspended")
 
 
 def _blocking(
@@ -128,6 +127,12 @@ class Videos:
     delete = _blocking(AsyncVideos.delete)
 
 
+class _BlockingCalls(AsyncClient):
+    """The calls of `AsyncClient` by a blocking HTTP client, so that they never suspend."""
+
+    _http = httpx.Client
+
+
 class Client:
     """Blocking client of a server; `with` closes its connections."""
 
@@ -140,9 +145,7 @@ class Client:
         retries: int = 4,
     ) -> None:
         """Prepare a client; no request is sent yet. Arguments as in `AsyncClient`."""
-        url, loopback = parse_base_url(base_url)
-        transport = BlockingTransport(httpx.Client(trust_env=not loopback))
-        self._async = AsyncClient.from_api(HttpApi(transport, url, api_key, timeout_s, retries))
+        self._async = _BlockingCalls(base_url, api_key, timeout_s=timeout_s, retries=retries)
         self.worlds, self.videos = Worlds(self._async.worlds), Videos(self._async.videos)
 
     @property

@@ -12,7 +12,6 @@ import httpx
 from worldmodel.errors import InputError
 from worldmodel.retry import retry_after
 from worldmodel.serving.errors import BY_STATUS, ApiError, RateLimitError
-from worldmodel.serving.protocol import VideoError
 
 
 class BadRequestError(ApiError, InputError):
@@ -51,10 +50,3 @@ def error_from_response(response: httpx.Response) -> ApiError:
     if isinstance(error, RateLimitError):
         error.retry_after = retry_after(response.headers.get("retry-after", ""), default=1.0)
     return error
-
-
-def video_error(details: VideoError | None) -> VideoFailedError:
-    """Return the exception for a failed video from the `error` of its record."""
-    if details is None:
-        return VideoFailedError("The video failed; request it again.")
-    return VideoFailedError(details.message, details.code)

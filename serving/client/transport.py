@@ -5,8 +5,9 @@ import io
 import ipaddress
 import time
 from collections.abc import Mapping
+from inspect import isawaitable
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import numpy as np
@@ -19,53 +20,18 @@ from worldmodel.retry import Backoff, retry_after
 from worldmodel.serving.client.errors import ServerError, ServerUnreachableError, error_from_response
 from worldmodel.serving.errors import RateLimitError, UnavailableError
 
-T = TypeVar("T", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
-class Transport(Protocol):
-    """The operations in which the blocking and the asyncio client differ.
+async def settled(value: Any) -> Any:
+    """Return the result of a call, which an asyncio client still has to wait for.
 
-    The blocking transport never suspends, so a coroutine that awaits only its methods finishes in one `send`.
+    A coroutine that awaits only calls of a blocking client never suspends, so it finishes in one `send`.
     """
-
-    async def send(self, request: httpx.Request) -> httpx.Response: ...
-    async def sleep(self, seconds: float) -> None: ...
-    async def close(self) -> None: ...
-
-
-class AsyncTransport:
-    """Transport for asyncio."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
-
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        return await self._http.send(request)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def close(self) -> None:
-        await self._http.aclose()
-
-
-class BlockingTransport:
-    """Transport that blocks the calling thread."""
-
-    def __init__(self, http: httpx.Client) -> None:
-        self._http = http
-
-    async def send(self, request: httpx.Request) -> httpx.Response:
-        return self._http.send(request)
-
-    async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    async def close(self) -> None:
-        self._http.close()
+    return await value if isawaitable(value) else value
 
 
 class ReceivedFrames(NamedTuple):
@@ -80,13 +46,34 @@ class HttpApi:
     """Builds requests, retries those that are safe to repeat, and raises typed errors."""
 
     def __init__(
-        self, transport: Transport, base_url: str, api_key: str | None, timeout_s: float, retries: int
+        self,
+        http: type[httpx.Client] | type[httpx.AsyncClient],
+        base_url: str,
+        api_key: str | None,
+        timeout_s: float,
+        retries: int,
     ) -> None:
-        self.transport, self.base_url, self.retries = transport, base_url, retries
-        self._headers = {"User-Agent": "worldmodel-client"}
+        self.base_url, loopback = parse_base_url(base_url)
+        self.retries = retries
+        headers = {"User-Agent": "worldmodel-client"}
         if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._timeout = httpx.Timeout(timeout_s, connect=min(10.0, timeout_s))
+            headers["Authorization"] = f"Bearer {api_key}"
+        # Proxy settings of the environment do not apply to loopback addresses.
+        self.http = http(
+            base_url=self.base_url,
+            headers=headers,
+            timeout=httpx.Timeout(timeout_s, connect=min(10.0, timeout_s)),
+            trust_env=not loopback,
+        )
+        self._pause = time.sleep if isinstance(self.http, httpx.Client) else asyncio.sleep
+
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
+        await settled(self._pause(seconds))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await settled(self.http.close() if isinstance(self.http, httpx.Client) else self.http.aclose())
 
     async def request(
         self,
@@ -95,7 +82,6 @@ class HttpApi:
         *,
         idempotent: bool = True,
         retries: int | None = None,
-        headers: Mapping[str, str] = NO_PARAMS,
         **options: Any,
     ) -> httpx.Response:
         """Send a request and return a successful response; `idempotent` requests may be sent twice.
@@ -106,15 +92,8 @@ class HttpApi:
         retries = self.retries if retries is None else retries
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, retries)
         while True:
-            request = httpx.Request(
-                method,
-                self.base_url + path,
-                headers={**self._headers, **headers},
-                extensions={"timeout": self._timeout.as_dict()},
-                **options,
-            )
             try:
-                response = await self.transport.send(request)
+                response: httpx.Response = await settled(self.http.request(method, path, **options))
             except httpx.TransportError as error:
                 # Nothing was sent on a connection that was never made: a retry is always safe.
                 unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
@@ -130,7 +109,7 @@ class HttpApi:
                 pause_s = backoff.pause_s(asked_s) if temporary else None
                 if pause_s is None:
                     raise failure
-            await self.transport.sleep(pause_s)
+            await self.pause(pause_s)
 
     async def json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         """Send a request and return the JSON object of the response."""
@@ -192,7 +171,7 @@ def parse_base_url(base_url: str) -> tuple[str, bool]:
     return str(url).rstrip("/"), loopback
 
 
-def parse(cls: type[T], body: Mapping[str, Any]) -> T:
+def parse(cls: type[Model], body: Mapping[str, Any]) -> Model:
     """Read a JSON object, ignoring fields that a newer server may add."""
     try:
         return cls.model_validate(body)

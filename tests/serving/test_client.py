@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -25,7 +26,6 @@ from worldmodel.serving.client import (
     ServerUnreachableError,
     VideoObject,
 )
-from worldmodel.serving.client.transport import BlockingTransport
 from worldmodel.serving.errors import (
     AuthenticationError,
     ConflictError,
@@ -96,41 +96,43 @@ def test_every_observation_type_starts_a_world(
         assert near(world.frames(), model.session(seed=5).reset(text="a red ball"))
 
 
-class Lossy(BlockingTransport):
+class Lossy:
     """Loses responses: the server has done the work, but the client gets an error."""
 
     def __init__(self, http: httpx.Client, lost: int) -> None:
-        super().__init__(http)
-        self.lost, self.sent = lost, 0
+        self.http, self.lost, self.sent = http, lost, 0
 
-    async def send(self, request: httpx.Request) -> httpx.Response:
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         self.sent += 1
-        response = await super().send(request)
+        response = self.http.request(method, path, **options)
         if self.sent <= self.lost:
-            raise httpx.ReadError("lost", request=request)
+            raise httpx.ReadError("lost", request=response.request)
         return response
 
-    async def sleep(self, seconds: float) -> None:
-        assert 0 < seconds <= 15
 
-
-def test_retried_step_is_played_once(client: Client, model: WorldModel, image: np.ndarray) -> None:
+def test_retried_step_is_played_once(
+    client: Client, model: WorldModel, image: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = model.session()
     session.reset(image)
+
+    async def pause(seconds: float) -> None:
+        assert 0 < seconds <= 15
+
     with client.worlds.create(image) as world:
         api = client._async._api
-        transport, api.transport = api.transport, Lossy(httpx.Client(), lost=2)
-        try:
+        http, lossy = api.http, Lossy(api.http, lost=99)
+        with monkeypatch.context() as patch:
+            patch.setattr(api, "pause", pause)
+            patch.setattr(api, "http", Lossy(http, lost=2))
             assert near(world.step(ACTIONS[0]).frames, session.step(ACTIONS[0]).frames)
-            api.transport = Lossy(httpx.Client(), lost=99)
+            patch.setattr(api, "http", lossy)
             with pytest.raises(ServerUnreachableError):
                 world.step(ACTIONS[1])
-            assert api.transport.sent == 1 + api.retries
-            api.transport = Lossy(httpx.Client(), lost=1)
+            assert lossy.sent == 1 + api.retries
+            patch.setattr(api, "http", Lossy(http, lost=1))
             with pytest.raises(ServerUnreachableError):
                 world.fork()  # a second fork would be one too many
-        finally:
-            api.transport = transport
         with pytest.raises(ConflictError, match="Step 2") as refused:
             world.step("the blue box jumps")
         assert refused.value.code == "step_already_committed"
@@ -141,18 +143,19 @@ def test_retried_step_is_played_once(client: Client, model: WorldModel, image: n
                 client.worlds.open(other.id).close()
 
 
-def test_client_retries_when_the_server_is_full(address: str, image: np.ndarray) -> None:
+def test_client_retries_when_the_server_is_full(
+    address: str, image: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[float] = []
 
-    class Patient(BlockingTransport):
-        async def sleep(self, seconds: float) -> None:
-            waits.append(seconds)
-            if len(waits) == 2:
-                worlds.pop().close()
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            worlds.pop().close()
 
     with Client(address, KEY, retries=3) as client:
         worlds = [client.worlds.create(image) for _ in range(6)]
-        client._async._api.transport = Patient(httpx.Client())
+        monkeypatch.setattr(client._async._api, "pause", pause)
         worlds.append(client.worlds.create(image))
         assert len(waits) == 2
         assert min(waits) >= 1
