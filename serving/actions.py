@@ -125,13 +125,7 @@ class ActionSchema(StrictModel):
     @classmethod
     def of(cls, config: ActionConfig) -> "ActionSchema":
         """Return the schema for a model's config."""
-        kinds, widgets = {}, {}
-        for kind in action_kinds():
-            if kind.name in config.kinds:
-                settings = config.kinds[kind.name]
-                kinds[kind.name] = kind.setting_of(settings)
-                widgets[kind.name] = {"merge": kind.merge, **kind.widget(settings)}
-        return cls(per_round=config.per_round, kinds=kinds, widgets=widgets)
+        return cls(per_round=config.per_round, kinds=config.settings, widgets=config.widgets)
 
 
 JsonAction = Annotated[Action, PlainValidator(Action.of), PlainSerializer(Action.as_dict)]

@@ -121,39 +121,31 @@ class CameraKind(ActionKind):
     }
 
     def configure(self, setting: Any) -> bool:
-        """Return whether a model takes the camera."""
         return flag(self.name, setting)
 
     def describe(self, settings: Any) -> str:
-        """Return the forms of a value."""
         return "target or velocity: translation [x, y, z], rotation [x, y, z, w]"
 
     def parse(self, value: Any) -> Camera | None:
-        """Parse a camera (`Camera.of`)."""
         return None if value is None else Camera.of(value)
 
     def check(self, value: Camera, settings: Any) -> None:
         """Do nothing: a camera is checked when it is made."""
 
     def plain(self, value: Camera) -> dict[str, Any]:
-        """Return the JSON form."""
         return value.as_dict()
 
     def label(self, value: Camera) -> str:
-        """Return the mode and the numbers."""
         return str(value)
 
     def example(self, settings: Any) -> dict[str, Any]:
-        """Return a step forward."""
         return {"mode": "velocity", "data": {"translation": [0, 0, STEP]}}
 
     def say(self, value: Camera) -> str:
-        """Return translation and quaternion."""
         numbers = (*value.pose.translation, *value.pose.rotation)
         return " ".join(f"{x:.3g}" for x in numbers)
 
     def understand(self, words: str, settings: Any) -> Camera | None:
-        """Return a motion; its quaternion gets the length 1."""
         numbers = spoken_numbers(words, 7)
         length = math.hypot(*numbers[3:]) if numbers else 0.0
         if numbers is None or length < 1e-3:
@@ -192,21 +184,17 @@ class CameraKind(ActionKind):
         return moved or ["camera still"]
 
     def all_effects(self) -> Sequence[str]:
-        """Return motions along and turns about all axes."""
         return EFFECTS
 
     def spaces(self, settings: Any) -> "dict[str, spaces.Space]":
-        """Return a box of translation and rotation vector."""
         from gymnasium import spaces
 
         return {"camera": spaces.Box(-1, 1, (ELEMENT_SIZE,), np.float32)}
 
     def of_element(self, space: str, element: Any, settings: Any) -> Camera:
-        """Return the motion of a translation and a rotation vector."""
         return Camera("velocity", rotation_vector_motion(numbers_of_element(element, ELEMENT_SIZE)))
 
     def embedding(self, settings: Any) -> Embedding:
-        """Return the embedding of `pose_features` at one position."""
         return Numbers(9)
 
     def features(self, value: Camera, settings: Any) -> Sequence[float]:
@@ -214,11 +202,9 @@ class CameraKind(ActionKind):
         return pose_features(value.pose)
 
     def vector_of(self, value: Camera) -> Sequence[float]:
-        """Return translation and quaternion."""
         return (*value.pose.translation, *value.pose.rotation)
 
     def widget(self, settings: Any) -> dict[str, Any]:
-        """Return buttons for steps and turns."""
         return {
             "type": "buttons",
             "buttons": [

@@ -97,6 +97,20 @@ class ActionConfig:
         """Whether the model takes each kind of action, by its name."""
         return {kind.name: kind.name in self.kinds for kind in action_kinds()}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the kinds that the model takes, as plain values."""
+        return {name: action_kind(name).setting_of(settings) for name, settings in self.kinds.items()}
+
+    @property
+    def widgets(self) -> dict[str, dict[str, Any]]:
+        """Widget of each of these kinds for pages, and how it combines values that are held at once."""
+        found = {}
+        for name, settings in self.kinds.items():
+            kind = action_kind(name)
+            found[name] = {"merge": kind.merge, **kind.widget(settings)}
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, from which `of` builds an equal config."""
         plain: dict[str, Any] = {}

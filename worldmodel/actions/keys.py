@@ -25,7 +25,6 @@ class KeysKind(ActionKind):
     merge = "union"
 
     def configure(self, setting: Any) -> tuple[str, ...]:
-        """Parse a list of names."""
         names = [] if setting is None or setting is False else setting
         if not isinstance(names, list | tuple) or not all(isinstance(key, str) for key in names):
             raise ConfigError(f"model.action.keys is {reprlib.repr(setting)}; use a list of names.")
@@ -33,27 +32,19 @@ class KeysKind(ActionKind):
             raise ConfigError(f"action.keys is {list(names)}; give each key a name of its own.")
         return tuple(names)
 
-    def setting_of(self, settings: tuple[str, ...]) -> list[str]:
-        """Return the names as a list."""
-        return list(settings)
-
     def describe(self, settings: tuple[str, ...]) -> list[str]:
-        """Return the names."""
         return list(settings)
 
     def is_absent(self, value: Any) -> bool:
-        """Return whether no key is held."""
         return value is None or len(value) == 0
 
     def parse(self, value: Any) -> tuple[str, ...]:
-        """Parse a list of names, or one name."""
         keys = () if value is None else (value,) if isinstance(value, str) else value
         if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
             raise InputError(f"The keys of an action are {reprlib.repr(keys)}; pass a list of names.")
         return tuple(keys)
 
     def check(self, value: tuple[str, ...], settings: tuple[str, ...]) -> None:
-        """Check that the model has each key, and that none is named twice."""
         for key in value:
             if key not in settings:
                 hint = did_you_mean(key, settings)
@@ -61,32 +52,19 @@ class KeysKind(ActionKind):
         if len(set(value)) < len(value):  # each would take a position of the backbone's sequence
             raise InputError(f"The keys {reprlib.repr(value)} name a key twice; name each key once.")
 
-    def plain(self, value: tuple[str, ...]) -> list[str]:
-        """Return the names as a list."""
-        return list(value)
-
     def label(self, value: tuple[str, ...]) -> str:
-        """Return the names with + between them."""
         return "+".join(value)
 
     def example(self, settings: tuple[str, ...]) -> list[str]:
-        """Return the first key."""
         return [*settings[:1]]
 
     def argument(self, settings: tuple[str, ...]) -> str:
-        """Return the first two keys."""
         return f"keys:{'+'.join(settings[:2])}"
 
-    def say(self, value: tuple[str, ...]) -> str:
-        """Return the names with + between them."""
-        return "+".join(value)
-
     def understand(self, words: str, settings: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys that the model has."""
         return tuple(dict.fromkeys(key for key in words.split("+") if key in settings))
 
     def parse_argument(self, text: str, whole: str) -> tuple[str, ...]:
-        """Parse names with + between them."""
         keys = tuple(key.strip() for key in text.split("+"))
         if not all(keys):
             raise InputError(f"The action {whole!r} has an empty key name; write it like keys:red+left.")
@@ -100,27 +78,21 @@ class KeysKind(ActionKind):
         return self.parse(keys)
 
     def numbers(self, value: Any, specs: Sequence[NumberSpec]) -> list[float]:
-        """Return 1 for each key that is held, else 0."""
         return [float(spec.name in (value or ())) for spec in specs]
 
     def of_numbers(self, specs: Sequence[NumberSpec], numbers: Sequence[float]) -> tuple[str, ...]:
-        """Return the keys whose number is above 0.5."""
         return tuple(spec.name for spec, number in zip(specs, numbers, strict=True) if number > 0.5)
 
     def fits(self, value: Any, specs: Sequence[NumberSpec]) -> bool:
-        """Return whether there is a spec for each key."""
         return set(value or ()) <= {spec.name for spec in specs}
 
     def setting_of_specs(self, specs: Sequence[NumberSpec]) -> list[str]:
-        """Return the names of the specs."""
         return [spec.name for spec in specs]
 
     def setting_of_values(self, values: Sequence[tuple[str, ...]]) -> list[str]:
-        """Return the names in all values."""
         return sorted({key for held in values for key in held})
 
     def check_specs(self, key: str, specs: Sequence[NumberSpec], settings: tuple[str, ...]) -> None:
-        """Check that the model has all keys of a dataset."""
         names = [spec.name for spec in specs]
         if missing := sorted(set(names) - set(settings)):
             raise ConfigError(
@@ -129,11 +101,9 @@ class KeysKind(ActionKind):
             )
 
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
-        """Return the keys that are held together."""
         return ["+".join(value or ()) or "(no key)"] if specs else []
 
     def is_unseen(self, numbers: np.ndarray) -> bool:
-        """Return whether a key was never held."""
         return not numbers.any()
 
     def spaces(self, settings: tuple[str, ...]) -> "dict[str, spaces.Space]":
@@ -143,7 +113,6 @@ class KeysKind(ActionKind):
         return {"keys": spaces.MultiBinary(len(settings)), "key": spaces.Discrete(len(settings))}
 
     def of_element(self, space: str, element: Any, settings: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys for zeros and ones, or for the number of one key."""
         numbers = as_array(element)
         if space == "keys":
             if numbers.shape != (len(settings),) or not np.isin(numbers, (0, 1)).all():
@@ -160,17 +129,13 @@ class KeysKind(ActionKind):
         return (settings[int(numbers)],)
 
     def embedding(self, settings: tuple[str, ...]) -> Embedding:
-        """Return a table with a row per key."""
         return Rows(settings)
 
     def features(self, value: tuple[str, ...], settings: tuple[str, ...]) -> Sequence[float]:
-        """Return the rows of the keys."""
         return [settings.index(key) for key in value]
 
     def names_of(self, value: tuple[str, ...]) -> Sequence[str]:
-        """Return the keys."""
         return [f"key {key}" for key in value]
 
     def widget(self, settings: tuple[str, ...]) -> dict[str, Any]:
-        """Return a button for each key."""
         return {"type": "keys", "names": list(settings)}

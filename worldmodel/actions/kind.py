@@ -67,7 +67,8 @@ class ActionKind(ABC):
 
     A *value* is the immutable, hashable object in the field of `Action` that has the kind's name. *Settings*
     say what a model takes of the kind: the value of the setting `model.action.NAME`, parsed. A model does not
-    take the kind if its settings are false (None, (), False).
+    take the kind if its settings are false (None, (), False). Methods of the kinds have docstrings where they
+    say more than these.
     """
 
     name: str
@@ -98,8 +99,8 @@ class ActionKind(ABC):
         """
 
     def setting_of(self, settings: Any) -> Any:
-        """Return settings as plain values, the inverse of `configure`."""
-        return settings
+        """Return settings as plain values, the inverse of `configure`; names and numbers as a list."""
+        return list(settings) if isinstance(settings, tuple) else settings
 
     def describe(self, settings: Any) -> str | list[str]:
         """Describe what a model takes, for `worldmodel info`."""
@@ -128,8 +129,8 @@ class ActionKind(ABC):
         """
 
     def plain(self, value: Any) -> Any:
-        """Return the JSON form of a value, which `parse` reads."""
-        return value
+        """Return the JSON form of a value, which `parse` reads; names and numbers as a list."""
+        return list(value) if isinstance(value, tuple) else value
 
     @abstractmethod
     def label(self, value: Any) -> str:
@@ -145,9 +146,9 @@ class ActionKind(ABC):
 
     # ---- words -----------------------------------------------------------------------------------------
 
-    @abstractmethod
     def say(self, value: Any) -> str:
         """Return a value in words, without the kind's name; empty if there is nothing to say."""
+        return self.label(value)
 
     @abstractmethod
     def understand(self, words: str, settings: Any) -> Any:
@@ -328,15 +329,12 @@ class NumbersKind(ActionKind):
         return ()
 
     def configure(self, setting: Any) -> Any:
-        """Return whether a model takes the kind."""
         return flag(self.name, setting)
 
     def parse(self, value: Any) -> Any:
-        """Parse a list of numbers."""
         return None if value is None else parse_numbers(self.name, value)
 
     def check(self, value: Any, settings: Any) -> None:
-        """Check the number of numbers, and their bounds."""
         check_numbers(self.name, value, self.size(settings))
         low, high = self.bounds(settings)
         names = self.number_names(settings)
@@ -346,12 +344,7 @@ class NumbersKind(ActionKind):
                 name = names[index] if names else f"number {index + 1}"
                 raise InputError(f"The {name} of the action is {x:g}; use {least:g} to {most:g}.")
 
-    def plain(self, value: Any) -> Any:
-        """Return the numbers as a list."""
-        return list(value)
-
     def label(self, value: Any) -> str:
-        """Return the kind's name and the numbers."""
         return f"{self.name} {' '.join(f'{x:.4g}' for x in value)}"
 
     def example(self, settings: Any) -> Any:
@@ -360,15 +353,12 @@ class NumbersKind(ActionKind):
         return [*low] or [0.5] * self.size(settings)
 
     def argument(self, settings: Any) -> str:
-        """Return the numbers of the example with commas between them."""
         return f"{self.name}:{','.join(f'{x:g}' for x in self.example(settings))}"
 
     def say(self, value: Any) -> str:
-        """Return the numbers with three significant digits."""
         return " ".join(f"{x:.3g}" for x in value)
 
     def understand(self, words: str, settings: Any) -> Any:
-        """Return the numbers, clipped to their bounds."""
         numbers = spoken_numbers(words, self.size(settings))
         low, high = self.bounds(settings)
         if numbers is None or not low:
@@ -377,7 +367,6 @@ class NumbersKind(ActionKind):
         return tuple(min(max(x, least), most) for x, least, most in limits)
 
     def parse_argument(self, text: str, whole: str) -> Any:
-        """Parse numbers with commas between them."""
         try:
             return self.parse([float(number) for number in text.split(",")])
         except InputError:
@@ -388,16 +377,13 @@ class NumbersKind(ActionKind):
             ) from None
 
     def numbers(self, value: Any, specs: Sequence[NumberSpec]) -> list[float]:
-        """Return the numbers; zeros if they are absent or too few."""
         given = list(value or ())[: len(specs)]
         return [*given, *[0.0] * (len(specs) - len(given))]
 
     def fits(self, value: Any, specs: Sequence[NumberSpec]) -> bool:
-        """Return whether there are as many numbers as specs."""
         return value is not None and len(value) == len(specs)
 
     def of_numbers(self, specs: Sequence[NumberSpec], numbers: Sequence[float]) -> Any:
-        """Return all numbers."""
         return tuple(map(float, numbers)) or None
 
     def spaces(self, settings: Any) -> "dict[str, spaces.Space]":
@@ -410,19 +396,15 @@ class NumbersKind(ActionKind):
         return {self.name: spaces.Box(least, most, shape, np.float32)}
 
     def of_element(self, space: str, element: Any, settings: Any) -> Any:
-        """Return the numbers of an element."""
         return tuple(numbers_of_element(element, self.size(settings)).tolist())
 
     def embedding(self, settings: Any) -> Embedding:
-        """Return the embedding of all numbers at one position."""
         return Numbers(self.size(settings), tuple(self.number_names(settings)))
 
     def vector_of(self, value: Any) -> Sequence[float]:
-        """Return the numbers."""
         return value
 
     def widget(self, settings: Any) -> dict[str, Any]:
-        """Return a slider for each number."""
         size = self.size(settings)
         low, high = self.bounds(settings)
         names = self.number_names(settings) or [str(index + 1) for index in range(size)]
@@ -432,11 +414,7 @@ class NumbersKind(ActionKind):
 
 
 def flag(name: str, setting: Any) -> bool:
-    """Return the setting of a kind that a model takes or not.
-
-    Raises:
-        ConfigError: it is neither true nor false.
-    """
+    """Return the setting of a kind that a model takes or not, which is true or false."""
     if setting is None or isinstance(setting, bool):
         return bool(setting)
     raise ConfigError(f"model.action.{name} is {reprlib.repr(setting)}; use true or false.")

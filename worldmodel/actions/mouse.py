@@ -39,24 +39,20 @@ class MouseKind(NumbersKind):
     merge = "sum"
 
     def configure(self, setting: Any) -> bool | Literal["drag"]:
-        """Return true for motions, `drag` for drags."""
         if isinstance(setting, str) and setting != DRAG:
             raise ConfigError(f"model.action.mouse is {setting!r}; use true, drag or false.")
         return DRAG if setting == DRAG else flag(self.name, setting)
 
     def describe(self, settings: Any) -> str:
-        """Return the meaning of the numbers."""
         way = "right and down, -1 to 1, in units of the image size"
         return f"column and row, 0 to 1, then {way}" if settings == DRAG else way
 
     def bounds(self, settings: Any) -> tuple[Sequence[float], Sequence[float]]:
-        """Return 0 and 1 for places, -1 and 1 for motions."""
         if settings == DRAG:
             return (0.0, 0.0, -1.0, -1.0), (1.0, 1.0, 1.0, 1.0)
         return (-1.0, -1.0), (1.0, 1.0)
 
     def check(self, value: tuple[float, ...], settings: Any) -> None:
-        """Check the number of fractions and their bounds."""
         check_numbers("mouse", value, self.size(settings))
         if all(least <= x <= most for x, least, most in zip(value, *self.bounds(settings), strict=True)):
             return
@@ -67,19 +63,15 @@ class MouseKind(NumbersKind):
         )
 
     def example(self, settings: Any) -> list[float]:
-        """Return a motion to the right and down."""
         return [0.5, 0.5, 0.25, 0.25] if settings == DRAG else [0.5, 0.5]
 
     def embedding(self, settings: Any) -> Embedding:
-        """Return the embedding of all numbers at one position."""
         return Numbers(self.size(settings), self.number_names(settings), places=2 if settings == DRAG else 0)
 
     def number_names(self, settings: Any) -> tuple[str, ...]:
-        """Return the names of the numbers."""
         return ("column", "row", "right", "down") if settings == DRAG else ("right", "down")
 
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
-        """Return the directions of the motion."""
         if not specs:
             return []
         right, down = (value or (0.0, 0.0))[-2:]
@@ -91,7 +83,6 @@ class MouseKind(NumbersKind):
         return moved or ["mouse still"]
 
     def all_effects(self) -> Sequence[str]:
-        """Return the four directions."""
         return (LEFT, RIGHT, UP, DOWN)
 
     def is_unseen(self, numbers: np.ndarray) -> bool:
@@ -99,7 +90,6 @@ class MouseKind(NumbersKind):
         return False
 
     def widget(self, settings: Any) -> dict[str, Any]:
-        """Return motion on the picture."""
         if settings == DRAG:
             return {"type": "drag", "pressed": True, "merge": "newest"}
         return {"type": "drag"}

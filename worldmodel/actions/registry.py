@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 GROUP = "worldmodel.actions"
 """Entry points of this group name subclasses of `ActionKind`, which are registered on first use."""
 RESERVED = frozenset(
-    {"blank", "chunk", "dropout", "kinds", "marker", "parts", "per_round", "places", "spec"}
-    | {"answer", "end", "name", "question", "rewards", "start", "terminated", "video"}
+    {"blank", "chunk", "dropout", "kinds", "marker", "parts", "per_round", "places", "settings", "spec"}
+    | {"answer", "end", "name", "question", "rewards", "start", "takes", "terminated", "video", "widgets"}
 )
 """Names of settings, weights and data columns that no kind may have."""
 

@@ -41,7 +41,6 @@ class TextKind(ActionKind):
     schema = {"type": "string", "maxLength": 4000}  # noqa: RUF012 -- constant
 
     def configure(self, setting: Any) -> TextSettings | None:
-        """Parse true, false or a mapping with `max_tokens`."""
         if setting is None or setting is False:
             return None
         if setting is True:
@@ -61,15 +60,12 @@ class TextKind(ActionKind):
         return TextSettings(**setting)
 
     def setting_of(self, settings: TextSettings) -> Any:
-        """Return true, or the longest text if it is not the usual one."""
         return True if settings == TextSettings() else {"max_tokens": settings.max_tokens}
 
     def describe(self, settings: TextSettings) -> str:
-        """Return the longest text."""
         return f"up to {settings.max_tokens} tokens"
 
     def parse(self, value: Any) -> str | None:
-        """Parse a sentence; a blank one is nothing."""
         if value is not None and not isinstance(value, str):
             raise InputError(f"The text of an action is {reprlib.repr(value)}; pass a sentence.")
         return (value or "").strip() or None
@@ -78,23 +74,15 @@ class TextKind(ActionKind):
         """Do nothing: only the backbone's tokenizer knows the length of a text."""
 
     def label(self, value: str) -> str:
-        """Return the text."""
         return value
 
     def example(self, settings: TextSettings) -> str:
-        """Return a sentence."""
         return "an action"
 
-    def say(self, value: str) -> str:
-        """Return the text, which stands for itself."""
-        return value
-
     def understand(self, words: str, settings: TextSettings) -> str | None:
-        """Return the words."""
         return words or None
 
     def spaces(self, settings: TextSettings) -> "dict[str, spaces.Space]":
-        """Return the space of texts."""
         from gymnasium import spaces
 
         # One character is at most one token, and some tokenizers prepend a space.
@@ -112,11 +100,9 @@ class TextKind(ActionKind):
         return len(values) > 1
 
     def embedding(self, settings: TextSettings) -> Embedding:
-        """Return the embedding by the backbone's own table."""
         return Words(settings.max_tokens)
 
     def names_of(self, value: str) -> Sequence[str]:
-        """Return the words in small letters."""
         return "".join(sign if sign.isalnum() else " " for sign in value.lower()).split()
 
     def effects(self, value: Any, specs: Any) -> list[str]:
@@ -124,5 +110,4 @@ class TextKind(ActionKind):
         return []
 
     def widget(self, settings: TextSettings) -> dict[str, Any]:
-        """Return a field for a sentence."""
         return {"type": "text"}

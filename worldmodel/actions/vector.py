@@ -70,7 +70,6 @@ class VectorKind(NumbersKind):
     spec_kind = "vector"
 
     def configure(self, setting: Any) -> VectorSettings | None:
-        """Parse a mapping of `VectorSettings`, or a size alone."""
         if setting is None or setting is False or isinstance(setting, VectorSettings):
             return setting or None
         if isinstance(setting, int) and not isinstance(setting, bool):
@@ -95,12 +94,10 @@ class VectorKind(NumbersKind):
         return VectorSettings(**given)
 
     def setting_of(self, settings: VectorSettings) -> Any:
-        """Return the size, or all that is set."""
         given = {name: list(each) for name, each in asdict(settings).items() if name != "size" and each}
         return {"size": settings.size, **given}
 
     def describe(self, settings: VectorSettings) -> str:
-        """Return the number of elements, and their names and bounds."""
         names = list(settings.names)
         if settings.low:
             names = names or [str(index + 1) for index in range(settings.size)]
@@ -109,26 +106,21 @@ class VectorKind(NumbersKind):
         return f"{settings.size} numbers" + (f": {', '.join(names)}" if names else "")
 
     def size(self, settings: VectorSettings) -> int:
-        """Return the length of the vector."""
         return settings.size
 
     def bounds(self, settings: VectorSettings) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the bounds of the elements."""
         return settings.low, settings.high
 
     def number_names(self, settings: VectorSettings) -> Sequence[str]:
-        """Return the names of the elements."""
         return settings.names
 
     def parse(self, value: Any) -> Any:
-        """Parse a list of numbers, some of which may be None."""
         if not isinstance(value, list | tuple) or all(x is not None for x in value):
             return super().parse(value)
         numbers = iter(super().parse([x for x in value if x is not None] or None) or ())
         return tuple(None if x is None else next(numbers) for x in value)
 
     def check(self, value: Vector, settings: VectorSettings) -> None:
-        """Check the number of numbers, and the bounds of those that are not None."""
         low = settings.low or (0.0,) * len(value)
         given = [x if x is not None else low[min(i, len(low) - 1)] for i, x in enumerate(value)]
         super().check(given, settings)
@@ -141,15 +133,12 @@ class VectorKind(NumbersKind):
         return tuple(given.get(name) for name in settings.names)
 
     def label(self, value: Vector) -> str:
-        """Return the numbers in brackets."""
         return f"[{', '.join(ABSENT if x is None else f'{x:.4g}' for x in value)}]"
 
     def say(self, value: Vector) -> str:
-        """Return the numbers with three significant digits, and a dash for each that is absent."""
         return " ".join(ABSENT if x is None else f"{x:.3g}" for x in value)
 
     def understand(self, words: str, settings: VectorSettings) -> Vector | None:
-        """Return the numbers, clipped to their bounds, and None for a dash."""
         spoken = words.replace(",", " ").split()
         numbers = super().understand(" ".join("0" if word == ABSENT else word for word in spoken), settings)
         if numbers is None:
@@ -157,11 +146,9 @@ class VectorKind(NumbersKind):
         return tuple(None if word == ABSENT else x for word, x in zip(spoken, numbers, strict=True))
 
     def numbers(self, value: Vector | None, specs: Sequence[NumberSpec]) -> list[float]:
-        """Return the numbers; zeros if they are absent or too few."""
         return super().numbers(tuple(x or 0.0 for x in value or ()), specs)
 
     def vector_of(self, value: Vector) -> Sequence[float]:
-        """Return the numbers, 0 for those that are absent."""
         return [x or 0.0 for x in value]
 
     def parse_cell(self, cell: Any) -> Any:
@@ -172,14 +159,12 @@ class VectorKind(NumbersKind):
         return self.parse(cell)
 
     def setting_of_specs(self, specs: Sequence[NumberSpec]) -> dict[str, Any]:
-        """Return the names and bounds of the specs."""
         found: dict[str, Any] = {"size": len(specs), "names": [spec.name for spec in specs]}
         if all(spec.low is not None for spec in specs):
             found |= {"low": [spec.low for spec in specs], "high": [spec.high for spec in specs]}
         return found
 
     def setting_of_values(self, values: Sequence[tuple[float, ...]]) -> dict[str, Any]:
-        """Return the length of the first vector."""
         return {"size": len(values[0])}
 
     def check_specs(self, key: str, specs: Sequence[NumberSpec], settings: VectorSettings) -> None:
@@ -201,12 +186,10 @@ class VectorKind(NumbersKind):
             raise ConfigError(f"{key} has two numbers of one name among {', '.join(names)}; rename them.")
 
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
-        """Return the signs of the numbers that are not 0."""
         pairs = zip(specs, value or (), strict=False)
         return [f"{spec.name} {'above' if x > 0 else 'below'} 0" for spec, x in pairs if x]
 
     def features(self, value: Vector, settings: VectorSettings) -> Sequence[float]:
-        """Return the numbers, scaled from their bounds, if there are any, to [-1, 1]; 0 for absent ones."""
         if not settings.low:
             return [0.0 if x is None else x for x in value]
         bounds = zip(value, settings.low, settings.high, strict=True)

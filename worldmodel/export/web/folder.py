@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from worldmodel.actions import Numbers, NumbersKind, Rows, Words, action_kinds
+from worldmodel.actions import Numbers, NumbersKind, Rows, Words
 from worldmodel.errors import OutputError
 from worldmodel.export.web import graphs, runtime
 from worldmodel.io import atomic_file, atomic_folder
@@ -134,12 +134,8 @@ def describe(model: WorldModel, name: str, starts: list[dict[str, str]]) -> dict
         "blank": {"shape": list(blank.shape), "values": blank.flatten().tolist()} if imagines else None,
         "action": {
             "per_round": config.action.per_round,
-            "kinds": {kind.name: kind.setting_of(config.action.kinds[kind.name]) for kind in action.kinds},
-            "widgets": {
-                kind.name: {"merge": kind.merge, **kind.widget(config.action.kinds[kind.name])}
-                for kind in action_kinds()
-                if kind.name in config.action.kinds
-            },
+            "kinds": config.action.settings,
+            "widgets": config.action.widgets,
         },
         "starts": starts,
     }
