@@ -5,10 +5,11 @@ import asyncio
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from worldmodel.cli.config import field_docs
 from worldmodel.cli.model import add_base_option, add_device_option, check_model, quiet_transformers
@@ -156,74 +157,48 @@ def _parser() -> Parser:
         metavar="NAME=FOLDER",
         repeated=True,
     )
-    for name in ("adapters_dir", "models_dir"):
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=Path,
-            metavar="FOLDER",
-            help=field_docs(ServerConfig)[name].rstrip("."),
-        )
+    _add_settings(parser, ServerConfig, ("adapters_dir", "models_dir"))
     add_base_option(parser)
     option(parser, "--name", "model name in the API (default: name of the folder)")
     option(parser, "--data-dir", "folder for generated videos", "outputs/server", metavar="FOLDER")
-    option(parser, "--database", field_docs(ServerConfig)["database"].rstrip("."), metavar="URL")
+    _add_settings(parser, ServerConfig, ("database",))
     option(parser, "--keys-file", "file with one API key and its options per line", metavar="FILE")
     option(parser, "--config", "YAML file of these options; the command line wins", metavar="FILE")
-    _add_engine_options(parser)
-    _add_http_options(parser)
-    limits = parser.add_argument_group("limits")
-    descriptions = field_docs(ServerConfig)
-    for name, default in LIMITS.items():
-        limits.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=type(default),
-            default=default,
-            metavar="SECONDS" if name.endswith("_s") else "N",
-            help=f"{descriptions[name].rstrip('.')} (default: %(default)s)",
-        )
+    for title, settings, names in (
+        ("engine", EngineOptions, [field.name for field in fields(EngineOptions)]),
+        ("HTTP and logs", HttpOptions, [field.name for field in fields(HttpOptions)]),
+        ("limits", ServerConfig, LIMITS),
+    ):
+        _add_settings(parser.add_argument_group(title), settings, names)
     return parser
 
 
-def _add_engine_options(parser: Parser) -> None:
-    group, docs = parser.add_argument_group("engine"), field_docs(EngineOptions)
-    options: dict[str, dict[str, Any]] = {
-        "dtype": {"choices": ("float32", "bfloat16")},
-        "max_model_len": {"type": int, "metavar": "N"},
-        "kv_cache_memory": {"type": num_bytes, "metavar": "SIZE"},
-        "threads": {"type": int, "metavar": "N"},
-        "max_sessions": {"type": int, "metavar": "N"},
-        "tensor_parallel_size": {"type": int, "metavar": "N", "default": 1},
-        "sequence_parallel_size": {"type": int, "metavar": "N", "default": 1},
-        "generator_tensor_parallel_size": {"type": int, "metavar": "N", "default": 1},
-        "quantization": {"metavar": "METHOD"},
-        "cache_threshold": {"type": float, "metavar": "X"},
-        "compile": {"action": argparse.BooleanOptionalAction, "default": False},
-        "offload": {"action": argparse.BooleanOptionalAction, "default": False},
-        "enforce_eager": {"action": argparse.BooleanOptionalAction, "default": True},
-    }
-    for name, values in options.items():
-        group.add_argument(f"--{name.replace('_', '-')}", help=docs[name].rstrip("."), **values)
+METAVARS = {
+    **{"kv_cache_memory": "SIZE", "quantization": "METHOD", "root_path": "PATH"},
+    **{"cors_origins": "ORIGIN,...", "trusted_hosts": "HOST,...", "webhook_url": "URL", "database": "URL"},
+}
+"""Values in the help, where the type of a setting does not say what they are."""
 
 
-def _add_http_options(parser: Parser) -> None:
-    group, docs = parser.add_argument_group("HTTP and logs"), field_docs(HttpOptions)
-    options: dict[str, dict[str, Any]] = {
-        "cors_origins": {"type": _names, "metavar": "ORIGIN,...", "default": ()},
-        "trusted_hosts": {"type": _names, "metavar": "HOST,...", "default": ()},
-        "root_path": {"metavar": "PATH", "default": ""},
-        "tls_certificate": {"type": Path, "metavar": "FILE"},
-        "tls_key": {"type": Path, "metavar": "FILE"},
-        "log_level": {"choices": ("debug", "info", "warning", "error"), "default": "warning"},
-        "log_format": {"choices": ("text", "json"), "default": "text"},
-        "access_log": {"action": argparse.BooleanOptionalAction, "default": False},
-        "allow_root": {"action": argparse.BooleanOptionalAction, "default": False},
-        "traces": {"action": argparse.BooleanOptionalAction, "default": False},
-        "webhook_url": {"metavar": "URL"},
-        "webhook_secret_file": {"type": Path, "metavar": "FILE"},
-        "webhook_allow_private": {"action": argparse.BooleanOptionalAction, "default": False},
-    }
-    for name, values in options.items():
-        group.add_argument(f"--{name.replace('_', '-')}", help=docs[name].rstrip("."), **values)
+def _add_settings(group: "argparse._ActionsContainer", settings: type, names: Iterable[str]) -> None:
+    """Add an option for each of these fields of a dataclass, with its type, default and description."""
+    hints, docs = get_type_hints(settings, localns={"Keys": Any}), field_docs(settings)
+    defaults = {field.name: field.default for field in fields(settings)}
+    for name in names:
+        hint, default, about = hints[name], defaults[name], docs[name].rstrip(".")
+        if get_origin(hint) in (Union, UnionType):  # with None
+            hint = get_args(hint)[0]
+        if hint is bool:
+            values: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        elif get_origin(hint) is Literal:
+            values = {"choices": get_args(hint)}
+        else:
+            units = {int: "N", float: "SECONDS" if name.endswith("_s") else "X", Path: "FILE"}
+            metavar = "FOLDER" if name.endswith("_dir") else METAVARS.get(name) or units[hint]
+            read = _names if get_origin(hint) is tuple else num_bytes if metavar == "SIZE" else hint
+            about += " (default: %(default)s)" if hint in (int, float) and default is not None else ""
+            values = {"type": read, "metavar": metavar}
+        group.add_argument(f"--{name.replace('_', '-')}", default=default, help=about, **values)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -240,11 +215,7 @@ def _engine_options(args: argparse.Namespace) -> EngineOptions:
 
 
 def num_bytes(size: str) -> int:
-    """Return a size such as 8GiB, 512MiB or 1073741824 in bytes.
-
-    Raises:
-        InputError: it is not a size.
-    """
+    """Return a size such as 8GiB, 512MiB or 1073741824 in bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]i?B)?", size.strip(), re.IGNORECASE)
     if found is None:
         raise InputError(f"{size!r} is not a size; write it as 8GiB or 512MiB.")

@@ -83,16 +83,8 @@ def chosen_suite(
         raise InputError("--split is for the suite of a world; leave it out with --data.")
     from worldmodel.eval.data.suite import DataSettings
 
-    own = DataSettings(
-        **asdict(settings),
-        data=args.data,
-        train_data=args.train_data,
-        inverse_dynamics_steps=args.inverse_dynamics_steps,
-        inverse=tuple(args.inverse),
-        judge=args.judge,
-        perceptual=args.perceptual,
-        features=args.features,
-    )
+    given = {name: getattr(args, name) for name in ("data", "inverse_dynamics_steps", *NEED_DATA)}
+    own = DataSettings(**asdict(settings), **{**given, "inverse": tuple(args.inverse)})
     return own, data_suite(own, config)
 
 
