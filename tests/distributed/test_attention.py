@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import volumes
 from processes import results_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -24,7 +25,7 @@ from worldmodel.config import MeshConfig
 from worldmodel.errors import ConfigError
 from worldmodel.models.layers import attention
 from worldmodel.models.layers.attention import attend
-from worldmodel.parallel import collectives, context, ulysses
+from worldmodel.parallel import collectives, ulysses
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mask_rules import Kind
 from worldmodel.parallel.mesh import Mesh
@@ -160,10 +161,10 @@ def expected_bytes(case: Case, layout: Layout, dtype: torch.dtype) -> dict[str, 
     shards, precise = layout.shards, torch.promote_types(dtype, torch.float32).itemsize
     heads, bytes_sent = ulysses.divide_heads(*case.heads, case.sp), {}
     if case.sp > 1:
-        both = ulysses.volume(heads, WIDTH, shards.sp_sizes, shards.group.sp_rank)
+        both = volumes.exchanged(heads, WIDTH, shards.sp_sizes, shards.group.sp_rank)
         bytes_sent["ulysses"] = 2 * sum(both) * dtype.itemsize
     if case.cp > 1:
-        numbers = 2 * context.volume(len(heads.key[shards.group.sp_rank]), WIDTH, shards.cp_sizes)
+        numbers = 2 * volumes.gathered(len(heads.key[shards.group.sp_rank]), WIDTH, shards.cp_sizes)
         bytes_sent["context"] = numbers * (dtype.itemsize + precise)
     rows = 2 * case.heads[0] * WIDTH * max(shards.sizes) * (shards.group.size - 1)
     return bytes_sent | {"gather": rows * dtype.itemsize}

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import volumes
 from precise import fill_zeros
 from processes import results_of
 from torch import Tensor
@@ -28,7 +29,7 @@ from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import VideoGenerator
 from worldmodel.models.generator.dit import DiT
 from worldmodel.models.layers import attention
-from worldmodel.parallel import collectives, context, ulysses
+from worldmodel.parallel import collectives, ulysses
 from worldmodel.parallel.layout import Layout
 from worldmodel.parallel.mesh import Mesh, SequenceGroup
 from worldmodel.train.activations import Offload, Policy, apply_policy
@@ -253,10 +254,10 @@ def expected_bytes(generator: Any, case: Case, group: SequenceGroup) -> dict[str
         1 + (case.activations == "recompute"),
     )
     if case.sp > 1:
-        forward, backward = ulysses.volume(heads, width, layout.shards.sp_sizes, group.sp_rank)
+        forward, backward = volumes.exchanged(heads, width, layout.shards.sp_sizes, group.sp_rank)
         sent["ulysses"] = layers * numbers * (forwards * forward + backward)
     if case.cp > 1:
-        volume = context.volume(len(heads.key[group.sp_rank]), width, layout.shards.cp_sizes)
+        volume = volumes.gathered(len(heads.key[group.sp_rank]), width, layout.shards.cp_sizes)
         sent["context"] = layers * numbers * (forwards + 1) * volume
     video, channels = layout.shards, 4
     if case.kind == "dit":

@@ -27,16 +27,8 @@ def all_gather_kv(
 ) -> tuple[Float[Tensor, "b g m d"], Float[Tensor, "b g m d"]]:
     """Gather the keys and values of all ranks, with `sizes` tokens each, in one collective.
 
-    The adjoint is a reduce-scatter: each rank receives the summed gradients of its tokens. Bytes: `volume`.
+    The adjoint is a reduce-scatter: each rank receives the summed gradients of its tokens.
     """
     # Stacked, they are one message instead of two: `[2, b, g, n, d]`, gathered along tokens (axis 3).
     key, value = collectives.all_gather(torch.stack([key, value]), sizes, 3, group, NAME).unbind()
     return key, value
-
-
-def volume(key_heads: int, head_width: int, sizes: Sequence[int]) -> int:
-    """Return how many elements a rank sends forward, and again backward, per sequence and layer.
-
-    2 g d max(sizes) (P - 1): in the dtype of activations forward, in fp32 or better backward.
-    """
-    return 2 * key_heads * head_width * max(sizes) * (len(sizes) - 1)

@@ -104,18 +104,3 @@ def head_groups(heads: Heads, query: Float[Tensor, "b k n d"], tokens: Sequence[
     elements = batch * sum(tokens) * width * (count + 2 * count // heads.shared) // len(tokens)
     fewest = min(map(len, heads.key))
     return heads.split(max(1, min(MAX_GROUPS, fewest, elements * query.element_size() // MIN_GROUP_BYTES)))
-
-
-def volume(heads: Heads, head_width: int, tokens: Sequence[int], rank: int) -> tuple[int, int]:
-    """Return how many elements `rank` sends forward and backward, per sequence and layer.
-
-    Every other rank r receives queries, keys and values of this rank's tokens, `n d (q_r + 2 g_r)`, and
-    results of its heads, `n_r d q`; gradients are sent in the opposite direction. If all numbers are
-    divisible, each direction sends (2 k + 2 g) d (S / P) (P - 1) / P for S tokens on P ranks.
-    """
-    forward = backward = 0
-    query, key = [[len(part) for part in of] for of in (heads.query, heads.key)]
-    for other in set(range(len(tokens))) - {rank}:
-        forward += tokens[rank] * (query[other] + 2 * key[other]) + tokens[other] * query[rank]
-        backward += tokens[other] * (query[rank] + 2 * key[rank]) + tokens[rank] * query[other]
-    return forward * head_width, backward * head_width
