@@ -149,19 +149,6 @@ class DescribeRequest(RequestBody):
     question: Question | None = None
 
 
-class OutcomeObject(ResponseBody):
-    """What the model predicts for a round besides its frames."""
-
-    reward: float
-    ended: bool
-    """Whether the episode ends with the round."""
-
-    @classmethod
-    def of(cls, outcome: Outcome) -> "OutcomeObject":
-        """Return an outcome as JSON."""
-        return cls(reward=outcome.reward, ended=outcome.ended)
-
-
 class StateObject(ResponseBody):
     """What a predicted state says of which future it is."""
 
@@ -182,7 +169,7 @@ class FutureObject(ResponseBody):
     probability: float
     state: StateObject
     """Its code, with which a step makes it happen."""
-    outcome: OutcomeObject | None
+    outcome: Outcome | None
     b64_json: str
     """Its frames as a file of `content_type`, in base64."""
 
@@ -217,7 +204,7 @@ class WorldObject(ResponseBody):
     progress: int | None
     """Percentage of the denoising steps of the round that is being played; null without one."""
     snapshots: list[str]
-    outcome: OutcomeObject | None
+    outcome: Outcome | None
     """Of the newest round; null before it, and for models that predict none."""
     state: StateObject | None
     """Of the newest round; null before it, and for models without predicted states."""

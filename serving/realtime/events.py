@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from worldmodel.episodes import Outcome
 from worldmodel.errors import WorldModelError
 from worldmodel.serving.actions import KIND_TYPES, ActionBody, ActionSchema, StrictModel, plain
 from worldmodel.serving.errors import ApiError
@@ -19,7 +20,6 @@ from worldmodel.serving.protocol import (
     InputReference,
     Name,
     NumFrames,
-    OutcomeObject,
     Prompt,
     Question,
     StateObject,
@@ -347,7 +347,7 @@ class ChunkMetadata(Event):
     """The action of this round; null for the empty action."""
     event_ids: list[str]
     """Interactions that took effect with the first frame of this chunk."""
-    outcome: OutcomeObject | None
+    outcome: Outcome | None
     """Reward and end of the round, if the model predicts them."""
     state: StateObject | None
     """Which future it is, if the model predicts states."""

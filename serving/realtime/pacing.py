@@ -20,7 +20,7 @@ from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine.shares import round_in_progress
 from worldmodel.serving.errors import DeadlineExceededError, RateLimitError
 from worldmodel.serving.media.fragmented_mp4 import FragmentedMp4
-from worldmodel.serving.protocol import OutcomeObject, StateObject
+from worldmodel.serving.protocol import StateObject
 from worldmodel.serving.realtime import events
 from worldmodel.serving.worlds.service import World
 
@@ -269,7 +269,7 @@ class WorldPlayer:
             num_bytes=sum(map(len, messages)),
             action=action_body(action),
             event_ids=applied,
-            outcome=self.world.outcome and OutcomeObject.of(self.world.outcome),
+            outcome=self.world.outcome,
             state=self.world.predicted and StateObject.of(self.world.predicted),
             generation_s=round(duration, 6),
         )

@@ -27,13 +27,7 @@ from worldmodel.serving.routes.videos import (
     validate,
     with_poll_header,
 )
-from worldmodel.serving.videos.record import (
-    VideoJob,
-    VideoPlan,
-    VideoRecord,
-    hash_idempotency_key,
-    hash_request,
-)
+from worldmodel.serving.videos.record import VideoJob, VideoPlan, VideoRecord, hashes
 
 router = APIRouter(prefix="/v1/videos", tags=["videos"], route_class=AuthenticatedRoute, responses=ERRORS)
 
@@ -64,7 +58,7 @@ async def remix(
 ) -> protocol.VideoObject:
     """Request a video like another one: the same seed, start and further actions, with a new prompt."""
     request = {"remix": job.record.id, "prompt": body.prompt}
-    keys = hash_idempotency_key(caller, idempotency_key), hash_request(request, None)
+    keys = hashes(caller, idempotency_key, request)
     found = await context.jobs.find_duplicate(*keys)
     if found is None:
         model = _served(context, job.record)
@@ -89,7 +83,7 @@ async def edit(
     """Request a video with the start and length of another one, in which something else happens."""
     body, uploads = await read_body(request, protocol.EditRequest, UPLOAD)
     upload = uploads.get(UPLOAD)
-    keys = hash_idempotency_key(caller, idempotency_key), hash_request({"edit": body.model_dump()}, upload)
+    keys = hashes(caller, idempotency_key, {"edit": body.model_dump()}, upload)
     found = await context.jobs.find_duplicate(*keys)
     if found is None:
         source = await _source(context, caller, body, upload)
@@ -126,7 +120,7 @@ async def extend(
     """
     body, uploads = await read_body(request, protocol.ExtendRequest, UPLOAD)
     upload = uploads.get(UPLOAD)
-    keys = hash_idempotency_key(caller, idempotency_key), hash_request({"extend": body.model_dump()}, upload)
+    keys = hashes(caller, idempotency_key, {"extend": body.model_dump()}, upload)
     found = await context.jobs.find_duplicate(*keys)
     if found is None:
         source = await _source(context, caller, body, upload)

@@ -32,8 +32,7 @@ from worldmodel.serving.videos.record import (
     VideoJob,
     VideoPlan,
     VideoRecord,
-    hash_idempotency_key,
-    hash_request,
+    hashes,
     new_record,
     video_object,
 )
@@ -90,7 +89,7 @@ async def create(
     upload = uploads.get(UPLOAD)
     if body.input_reference is not None:
         upload = await decode_data_url(body.input_reference.image_url)
-    keys = hash_idempotency_key(caller, idempotency_key), hash_request(body.model_dump(), upload)
+    keys = hashes(caller, idempotency_key, body.model_dump(), upload)
     model = context.models.find(body.model)
     check_size(model, body.size)
     actions, num_frames = _actions_of_rounds(context, model, body, prompt_is_action=upload is not None)
@@ -265,11 +264,7 @@ def _actions_of_rounds(
 
 
 def requested_frames(model: Served, body: protocol.VideoRequest | protocol.ExtendRequest, rounds: int) -> int:
-    """Return the number of frames that a request names, by default as many as `rounds` have.
-
-    Raises:
-        InputError: it names the length twice.
-    """
+    """Return the number of frames that a request asks for, by default as many as `rounds` have."""
     if body.seconds is not None and body.num_frames is not None:
         raise InputError("seconds and num_frames exclude each other; send one of them.")
     if body.seconds is not None:
@@ -278,11 +273,7 @@ def requested_frames(model: Served, body: protocol.VideoRequest | protocol.Exten
 
 
 def check_length(context: ServerContext, model: Served, num_frames: int) -> None:
-    """Check the number of frames of a video.
-
-    Raises:
-        InputError: there are none, or too many.
-    """
+    """Raise `InputError` for a video without frames, or with too many."""
     fps, max_frames = model.config.fps, context.config.max_video_frames
     if not 1 <= num_frames <= max_frames:
         raise InputError(
@@ -291,11 +282,7 @@ def check_length(context: ServerContext, model: Served, num_frames: int) -> None
 
 
 def fill_rounds(model: Served, actions: Sequence[Action], rounds: int) -> tuple[Action, ...]:
-    """Return the action of every round: those given, and then the empty action.
-
-    Raises:
-        InputError: there are more actions than rounds.
-    """
+    """Return the action of every round: those given, which must fit, and then the empty action."""
     if len(actions) > rounds:
         raise InputError(
             f"There are {len(actions)} actions for {rounds} rounds of {model.config.chunk_frames} "
@@ -305,11 +292,7 @@ def fill_rounds(model: Served, actions: Sequence[Action], rounds: int) -> tuple[
 
 
 async def validate(model: Served, actions: Sequence[Action]) -> None:
-    """Check actions in the thread of the model.
-
-    Raises:
-        InputError: the model does not take one of them.
-    """
+    """Raise `InputError` if the model does not take an action; it is asked in its own thread."""
     takes = model.service.model.action.validate
 
     def check() -> None:

@@ -33,6 +33,7 @@ from worldmodel.serving.routes.route_class import (
 )
 from worldmodel.serving.worlds.owned import OwnedWorld
 from worldmodel.serving.worlds.saved import Origin
+from worldmodel.serving.worlds.service import World
 
 WORLD = (*OBJECT, 409)
 """Statuses of routes of one world, which another replica may play."""
@@ -49,7 +50,7 @@ async def _owned_world(
     return await context.worlds.get(caller, world_id)
 
 
-World: TypeAlias = Annotated[OwnedWorld, Depends(_owned_world)]
+Owned: TypeAlias = Annotated[OwnedWorld, Depends(_owned_world)]
 
 
 @router.post(
@@ -88,13 +89,13 @@ async def list_worlds(context: Context, caller: Caller) -> protocol.ListObject[p
 
 
 @router.get("/{world_id}", responses=errors(*WORLD))
-async def retrieve(context: Context, world: World) -> protocol.WorldObject:
+async def retrieve(context: Context, world: Owned) -> protocol.WorldObject:
     """Return the state of a world."""
     return world_object(context, world)
 
 
 @router.delete("/{world_id}", responses=errors(*WORLD))
-async def delete(context: Context, world: World) -> protocol.Deleted:
+async def delete(context: Context, world: Owned) -> protocol.Deleted:
     """Delete a world; a step in progress is cancelled."""
     await context.worlds.close(world)
     return protocol.Deleted(id=world.world.id, object="world.deleted")
@@ -108,7 +109,7 @@ async def delete(context: Context, world: World) -> protocol.Deleted:
 async def step(
     request: Request,
     context: Context,
-    world: World,
+    world: Owned,
     body: protocol.StepRequest,
     format: Format = "mp4",
     confidence: Annotated[bool, Query(description="Whether to return `x-confidence` for a text.")] = False,
@@ -130,12 +131,13 @@ async def step(
 async def futures(
     request: Request,
     context: Context,
-    world: World,
+    world: Owned,
     body: protocol.FuturesRequest,
     format: Format = "mp4",
 ) -> protocol.FutureList:
     """List the distinct futures after an action with their probabilities; the world does not change."""
-    asked = context.worlds.futures(world, plain(body.action), body.num_draws, body.max_futures)
+    action = Action.of(plain(body.action))
+    asked = context.worlds.ask(world, lambda played: played.futures(action, body.num_draws, body.max_futures))
     made, round_number = await while_connected(request, asked)
     data = []
     for each in made:
@@ -144,15 +146,15 @@ async def futures(
             protocol.FutureObject(
                 probability=each.probability,
                 state=protocol.StateObject.of(each.state),
-                outcome=each.outcome and protocol.OutcomeObject.of(each.outcome),
+                outcome=each.outcome,
                 b64_json=base64.b64encode(encoded).decode("ascii"),
             )
         )
-    return protocol.FutureList(round=round_number, content_type=MEDIA_TYPES[format], data=data)
+    return protocol.FutureList(round=round_number + 1, content_type=MEDIA_TYPES[format], data=data)
 
 
 @router.get("/{world_id}/frames", response_class=Response, responses=FRAME_RESPONSES | errors(*WORLD))
-async def newest_frames(world: World, format: Format = "mp4") -> Response:
+async def newest_frames(world: Owned, format: Format = "mp4") -> Response:
     """Return the newest observation."""
     frames, fps = world.world.last_frames, world.world.service.model.config.fps
     return await frames_response(format, frames, fps, world.world.round, world.world.outcome)
@@ -163,7 +165,7 @@ async def newest_frames(world: World, format: Format = "mp4") -> Response:
     response_class=Response,
     responses={200: {"description": "A PNG.", "content": {"image/png": {}}}} | errors(*WORLD),
 )
-async def newest_frame(world: World) -> Response:
+async def newest_frame(world: Owned) -> Response:
     """Return the newest frame as a PNG."""
     data = await asyncio.to_thread(encode_png, world.world.last_frames[-1])
     return Response(data, media_type="image/png", headers={"cache-control": "no-store"})
@@ -175,7 +177,7 @@ async def newest_frame(world: World) -> Response:
     responses=FRAME_RESPONSES | errors(*BODY, 404, 409, 504),
     openapi_extra=body_schema(protocol.ResetRequest, UPLOAD, required=False),
 )
-async def reset(request: Request, context: Context, world: World, format: Format = "mp4") -> Response:
+async def reset(request: Request, context: Context, world: Owned, format: Format = "mp4") -> Response:
     """Restart a world, by default from its origin, and return the first observation."""
     body, uploads = await read_body(request, protocol.ResetRequest, UPLOAD)
     config = world.world.service.model.config
@@ -185,13 +187,13 @@ async def reset(request: Request, context: Context, world: World, format: Format
 
 
 @router.post("/{world_id}/fork", responses=errors(*WORLD))
-async def fork(context: Context, world: World) -> protocol.WorldObject:
+async def fork(context: Context, world: Owned) -> protocol.WorldObject:
     """Return an independent copy of a world."""
     return world_object(context, await context.worlds.fork(world))
 
 
 @router.post("/{world_id}/snapshot", responses=errors(*WORLD))
-async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
+async def snapshot(context: Context, world: Owned) -> protocol.SnapshotObject:
     """Save the current state; above the limit the oldest snapshot is deleted."""
     snapshot_id, round_number = await context.worlds.snapshot(world)
     return protocol.SnapshotObject(snapshot=snapshot_id, round=round_number)
@@ -209,7 +211,7 @@ async def snapshot(context: Context, world: World) -> protocol.SnapshotObject:
     | errors(*WORLD),
 )
 async def export(
-    context: Context, world: World, name: Annotated[str | None, Query(max_length=64)] = None
+    context: Context, world: Owned, name: Annotated[str | None, Query(max_length=64)] = None
 ) -> Response:
     """Download the current state of a world, or the snapshot `name`: another server can play on from it."""
     data = await context.worlds.export(world, name)
@@ -221,7 +223,7 @@ async def export(
 
 
 @router.post("/{world_id}/restore", responses=errors(*BODY, 404, 409))
-async def restore(context: Context, world: World, body: protocol.RestoreRequest) -> protocol.WorldObject:
+async def restore(context: Context, world: Owned, body: protocol.RestoreRequest) -> protocol.WorldObject:
     """Return to a snapshot."""
     await context.worlds.restore(world, body.snapshot)
     return world_object(context, world)
@@ -229,18 +231,20 @@ async def restore(context: Context, world: World, body: protocol.RestoreRequest)
 
 @router.post("/{world_id}/describe", responses=errors(*BODY, 404, 409, 504))
 async def describe(
-    request: Request, context: Context, world: World, body: protocol.DescribeRequest | None = None
+    request: Request, context: Context, world: Owned, body: protocol.DescribeRequest | None = None
 ) -> protocol.TextObject:
     """Describe the newest observation, or answer a question about it."""
     question = body.question if body is not None else None
-    text, round_number = await while_connected(request, context.worlds.describe(world, question))
+    asked = context.worlds.ask(world, lambda played: played.describe(question), "chat")
+    text, round_number = await while_connected(request, asked)
     return protocol.TextObject(text=text, round=round_number)
 
 
 @router.post("/{world_id}/infer_action", responses=errors(*WORLD, 504))
-async def infer_action(request: Request, context: Context, world: World) -> InferredAction:
+async def infer_action(request: Request, context: Context, world: Owned) -> InferredAction:
     """Return the action that led to the newest observation."""
-    action, round_number = await while_connected(request, context.worlds.infer_action(world))
+    asked = context.worlds.ask(world, World.infer_action, "chat")
+    action, round_number = await while_connected(request, asked)
     return InferredAction(action=action_body(action), text=say(action), round=round_number)
 
 
@@ -264,7 +268,7 @@ def world_object(context: Context, entry: OwnedWorld) -> protocol.WorldObject:
         guidance_scale=world.settings.guidance_scale,
         progress=None if entry.progress is None else round(100 * entry.progress),
         snapshots=list(world.snapshots),
-        outcome=world.outcome and protocol.OutcomeObject.of(world.outcome),
+        outcome=world.outcome,
         state=world.predicted and protocol.StateObject.of(world.predicted),
         observation_score=world.observation_score,
         idle_timeout_s=context.config.idle_timeout_s,

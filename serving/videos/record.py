@@ -134,13 +134,11 @@ def new_record(owner: str, config: ServerConfig, **values: Any) -> VideoRecord:
     )
 
 
-def hash_request(values: Mapping[str, Any], upload: bytes | None) -> str:
-    """Return a hash of a request's fields and upload."""
+def hashes(
+    owner: str, key: str | None, values: Mapping[str, Any], upload: bytes | None = None
+) -> tuple[str | None, str]:
+    """Return hashes of an Idempotency-Key with its owner, and of a request's fields and upload."""
+    named = None if key is None else hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
     digest = hashlib.sha256(repr(sorted(values.items())).encode("utf-8", "surrogatepass"))
     digest.update(b"\0" + hashlib.sha256(upload).digest() if upload is not None else b"")
-    return digest.hexdigest()
-
-
-def hash_idempotency_key(owner: str, key: str | None) -> str | None:
-    """Return a hash of an Idempotency-Key and its owner."""
-    return None if key is None else hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
+    return named, digest.hexdigest()

@@ -4,16 +4,24 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
 
 from worldmodel.actions import Action
-from worldmodel.rollout import Future
 from worldmodel.serving.engine.completion import Completion, TextParams, merge, until
-from worldmodel.serving.engine.shares import asking_for, round_in_progress
+from worldmodel.serving.engine.shares import Purpose, asking_for, round_in_progress
 from worldmodel.serving.errors import (
     ApiError,
     ConflictError,
@@ -27,7 +35,7 @@ from worldmodel.serving.models import ModelUnloadedError, Served, ServedModels
 from worldmodel.serving.settings import ServerConfig
 from worldmodel.serving.worlds.owned import CommittedStep, OwnedWorld, Slot
 from worldmodel.serving.worlds.saved import Origin, PlayedStep, SavedWorld, made_by
-from worldmodel.serving.worlds.service import WorldService, WorldSettings
+from worldmodel.serving.worlds.service import World, WorldService, WorldSettings
 from worldmodel.serving.worlds.store import POLL_S, WAIT_S, WorldHeldError, WorldMovedError, WorldStore
 
 Result = TypeVar("Result")
@@ -445,14 +453,16 @@ class WorldRegistry:
             await self._save(entry, changed=True)
             return frames
 
-    async def futures(
-        self, entry: OwnedWorld, action: str | Mapping[str, Any] | None, num_draws: int, max_futures: int
-    ) -> tuple[list[Future], int]:
-        """Return the distinct futures after an action, and the round that they would be."""
+    async def ask(
+        self,
+        entry: OwnedWorld,
+        call: Callable[[World], Coroutine[Any, Any, Result]],
+        purpose: Purpose = "step",
+    ) -> tuple[Result, int]:
+        """Make a call of a world, which it leaves as it is; return the result and the round of the world."""
         async with self._locked(entry):
-            act = Action.of(action)
-            made = await self._run(entry, entry.world.futures(act, num_draws, max_futures))
-            return made, entry.world.round + 1
+            with asking_for(purpose):
+                return await self._run(entry, call(entry.world)), entry.world.round
 
     async def confidence(self, entry: OwnedWorld, step_id: int, words: str) -> float:
         """Return how well round `step_id`, the newest one, fits an action in words.
@@ -489,18 +499,6 @@ class WorldRegistry:
             entry.world.restore(snapshot)
             entry.last_step = None
             await self._save(entry, changed=True)
-
-    async def describe(self, entry: OwnedWorld, question: str | None) -> tuple[str, int]:
-        """Describe the newest observation or answer a question; return the text and the round."""
-        async with self._locked(entry):
-            with asking_for("chat"):
-                return await self._run(entry, entry.world.describe(question)), entry.world.round
-
-    async def infer_action(self, entry: OwnedWorld) -> tuple[Action, int]:
-        """Return the action that led to the newest observation, and the round."""
-        async with self._locked(entry):
-            with asking_for("chat"):
-                return await self._run(entry, entry.world.infer_action()), entry.world.round
 
     # ---- temporary worlds ------------------------------------------------------------------------------
 
