@@ -192,7 +192,7 @@ def test_validation_on_what_is_trained_is_refused(run_config: TrainConfig) -> No
         finetune.train(dataclasses.replace(run_config, validation=settings))
     with pytest.raises(ConfigError, match=r"validation\.source is 'gone'.*shapes"):
         finetune.train(dataclasses.replace(run_config, validation=ValidationConfig("gone")))
-    with pytest.raises(ConfigError, match="every 0"):
+    with pytest.raises(ConfigError, match="every of validation is 0"):
         ValidationConfig("held", every=0)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from worldmodel.actions import ActionConfig
-from worldmodel.config.literals import not_one_of
+from worldmodel.config.checks import not_one_of
 from worldmodel.config.train import TrainConfig
 from worldmodel.errors import ConfigError, did_you_mean
 

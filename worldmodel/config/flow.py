@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from worldmodel.config.checks import check_numbers
 from worldmodel.config.imports import check_extension
 from worldmodel.errors import ConfigError
 
@@ -44,8 +45,7 @@ class FlowSourceConfig:
     """Number of clips to take; 0 takes all."""
 
     def __post_init__(self) -> None:
-        if self.limit < 0:
-            raise ConfigError(f"limit of a source is {self.limit}; use 0, which takes all clips, or more.")
+        check_numbers(self, "limit", least=0, of=" of a source")
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,7 @@ class FlowStageConfig:
     """Settings of the stage."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "batch_size", "timeout_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} of a stage is {getattr(self, name)}; use 0 or more.")
+        check_numbers(self, "workers", "batch_size", "timeout_s", least=0, of=" of a stage")
 
 
 @dataclass(frozen=True)
@@ -119,15 +117,14 @@ class FlowConfig:
                 f"folder is {self.folder!r}, an address; set it to a folder of this machine, and buffer, log "
                 "and catalog to addresses of their own."
             )
-        for name in ("segment_size", "max_attempts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; use 1 or more.")
+        check_numbers(self, "segment_size", "max_attempts", least=1)
+        check_numbers(self, "retry_delay_s", "max_lead", least=0)
         if self.max_in_flight < 2 * self.segment_size:
             raise ConfigError(
                 f"max_in_flight is {self.max_in_flight}; use at least two segments, {2 * self.segment_size}."
             )
-        if self.lease_s <= 0 or self.retry_delay_s < 0 or self.max_lead < 0:
-            raise ConfigError("lease_s must be above 0, and retry_delay_s and max_lead 0 or more.")
+        if self.lease_s <= 0:
+            raise ConfigError(f"lease_s is {self.lease_s:g}; use a number of seconds above 0.")
 
     def only(self, parts: Sequence[str]) -> "FlowConfig":
         """Return the flow for a machine that runs some stages, and lists and packs if `feed` is among them.

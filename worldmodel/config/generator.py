@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from worldmodel.config.literals import check_literals
+from worldmodel.config.checks import check_literals, check_numbers
 from worldmodel.errors import ConfigError
 
 LEAST_HEAD_WIDTH = 16
@@ -38,10 +38,8 @@ class ConditionAdapterConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if min(self.width, self.num_layers, self.num_heads, self.num_tokens) < 1:
-            raise ConfigError(
-                "condition_adapter.width, num_layers, num_heads and num_tokens must be 1 or more."
-            )
+        sizes = ("width", "num_layers", "num_heads", "num_tokens")
+        check_numbers(self, *sizes, least=1, of=" of the condition adapter")
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,9 @@ class GeneratorConfig:
         check_literals(self)
         if self.is_ours:
             check_heads("generator", self.width, self.num_heads)
-        if self.num_layers < 1 or not 0 <= self.condition_dropout <= 1:
-            raise ConfigError(
-                f"generator.num_layers is {self.num_layers} and condition_dropout {self.condition_dropout}; "
-                "use 1 or more, and 0 to 1."
-            )
+        check_numbers(self, "num_layers", least=1, of=" of the generator")
+        if not 0 <= self.condition_dropout <= 1:
+            raise ConfigError(f"generator.condition_dropout is {self.condition_dropout}; use 0 to 1.")
         if self.is_ours and self.dtype != "fp32":
             raise ConfigError(
                 f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
@@ -104,11 +100,7 @@ class GeneratorConfig:
 
 
 def check_heads(part: str, width: int, num_heads: int) -> None:
-    """Check the attention heads of a transformer over cells, which have rotary positions.
-
-    Raises:
-        ConfigError: the width does not divide into heads, or these are too narrow for positions.
-    """
+    """Raise `ConfigError` if a width does not divide into heads that are wide enough for rotary positions."""
     if num_heads < 1 or width % num_heads or width // num_heads % 2 or width // num_heads < LEAST_HEAD_WIDTH:
         raise ConfigError(
             f"{part}.width is {width} and num_heads {num_heads}; use a multiple that gives each head an "

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from worldmodel.actions import ActionConfig
+from worldmodel.config.checks import check_literals, check_numbers
 from worldmodel.config.generator import ConditionAdapterConfig, GeneratorConfig
-from worldmodel.config.literals import check_literals
 from worldmodel.config.state import StateConfig
 from worldmodel.errors import ConfigError
 
@@ -127,10 +127,7 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if self.num_layers < 0:
-            raise ConfigError(
-                f"backbone.num_layers is {self.num_layers}; use 1 or more, or 0 for all layers."
-            )
+        check_numbers(self, "num_layers", least=0, of=" of the backbone")
 
 
 @dataclass(frozen=True)
@@ -171,11 +168,7 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if min(self.pool, self.num_tokens, self.max_frames) < 1:
-            raise ConfigError(
-                f"vision has pool {self.pool}, num_tokens {self.num_tokens} and max_frames "
-                f"{self.max_frames}; each must be 1 or more."
-            )
+        check_numbers(self, "pool", "num_tokens", "max_frames", least=1, of=" of vision")
 
 
 @dataclass(frozen=True)
@@ -360,6 +353,8 @@ class WorldModelConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
+        check_numbers(self, "fps", least=1)
+        check_numbers(self, "queries", "history_rounds", least=0)
         if self.chunk_frames < 1 or self.chunk_frames % self.codec.temporal_factor:
             raise ConfigError(
                 f"chunk_frames is {self.chunk_frames}; use a multiple of codec.temporal_factor "
@@ -382,8 +377,6 @@ class WorldModelConfig:
                 raise ConfigError(
                     f"{name} is {side}; use a divisor of {rows} rows and {columns} columns of latent cells."
                 )
-        if self.queries < 0:
-            raise ConfigError(f"queries is {self.queries}; use 0 or more.")
         most = MAX_CONTEXT_LATENTS if self.codec.is_ours else self.chunk_latents
         if not 1 <= self.context_latents <= most:
             raise ConfigError(f"context_latents is {self.context_latents}; use 1 to {most}.")
@@ -401,10 +394,6 @@ class WorldModelConfig:
             )
         if error := self.steps_error(self.num_inference_steps):
             raise ConfigError(error)
-        if self.fps < 1:
-            raise ConfigError(f"fps is {self.fps}; use 1 or more.")
-        if self.history_rounds < 0:
-            raise ConfigError(f"history_rounds is {self.history_rounds}; use 0 or more.")
 
     def _check_state(self) -> None:
         """Check that the state fits the grids of latents and queries, and what reads it."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from worldmodel.config.checks import check_numbers
 from worldmodel.config.generator import check_heads
-from worldmodel.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,6 @@ class StateConfig:
 
     def __post_init__(self) -> None:
         check_heads("state", self.width, self.num_heads)
-        if min(self.num_layers, self.merge) < 1 or min(self.code_groups, self.code_block) < 0:
-            raise ConfigError(
-                f"state has num_layers {self.num_layers}, merge {self.merge}, code_groups {self.code_groups} "
-                f"and code_block {self.code_block}; the first two must be 1 or more, the others 0 or more."
-            )
-        if self.code_classes < 2:
-            raise ConfigError(f"state.code_classes is {self.code_classes}; use 2 or more.")
+        check_numbers(self, "num_layers", "merge", least=1, of=" of the state")
+        check_numbers(self, "code_groups", "code_block", least=0, of=" of the state")
+        check_numbers(self, "code_classes", least=2, of=" of the state")

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from worldmodel.config.checks import check_literals, check_numbers
 from worldmodel.config.imports import check_extension
-from worldmodel.config.literals import check_literals
 from worldmodel.config.model import WorldModelConfig
 from worldmodel.errors import ConfigError
 
@@ -33,17 +33,8 @@ class TrainedConfig:
     """Scale of LoRA: additions are multiplied by `lora_alpha / lora_rank`."""
 
     def __post_init__(self) -> None:
-        if self.lora_rank < 0:
-            raise ConfigError(
-                f"lora_rank is {self.lora_rank}; use 0 (train all weights) or a rank, for example 16."
-            )
-        if self.lora_alpha < 1:
-            raise ConfigError(f"lora_alpha is {self.lora_alpha}; use 1 or more, for example 32.")
-        if not all(rate is None or 0 <= rate < math.inf for rate in (self.lr, self.muon_lr)):
-            raise ConfigError(
-                f"A component has lr {self.lr} and muon_lr {self.muon_lr}; use 0 or more, or null for the "
-                "rate of the stage."
-            )
+        check_numbers(self, "lora_rank", "lr", "muon_lr", least=0, of=" of a component")
+        check_numbers(self, "lora_alpha", least=1, of=" of a component")
 
 
 @dataclass(frozen=True)
@@ -117,18 +108,10 @@ class StageConfig:
         check_extension("objective", self.objective, "worldmodel.objectives", OBJECTIVES)
         check_extension("optimizer", self.optimizer, "worldmodel.optimizers", OPTIMIZERS)
         check_extension("schedule", self.schedule, "worldmodel.schedules", SCHEDULES)
-        if self.steps < 1 or self.batch_size < 1 or self.rounds < 1:
-            raise ConfigError(
-                f"A stage has steps {self.steps}, batch_size {self.batch_size} and rounds {self.rounds}; "
-                "each must be 1 or more."
-            )
-        if not all(0 <= rate < math.inf for rate in (self.lr, self.muon_lr, self.weight_decay)):
-            raise ConfigError(
-                f"A stage has lr {self.lr}, muon_lr {self.muon_lr} and weight_decay {self.weight_decay}; use "
-                "0 or more."
-            )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"A stage has betas {list(self.betas)}; use 0 to below 1, such as [0.9, 0.95].")
+        of = " of a stage"
+        check_numbers(self, "steps", "batch_size", "rounds", least=1, of=of)
+        check_numbers(self, "lr", "muon_lr", "weight_decay", "microbatch_size", least=0, of=of)
+        check_numbers(self, "betas", "ema_decay", least=0, below=1, of=of)
         if not 0 < self.max_gradient_norm < math.inf:
             raise ConfigError(
                 f"A stage has max_gradient_norm {self.max_gradient_norm}; use a number above 0, a large one "
@@ -138,11 +121,6 @@ class StageConfig:
             raise ConfigError(f"A stage has constant_fraction {self.constant_fraction}; use a finite number.")
         if not all(0 <= share <= 1 for share in self.self_rollout):
             raise ConfigError(f"A stage has self_rollout {list(self.self_rollout)}; use shares from 0 to 1.")
-        if self.microbatch_size < 0 or not 0 <= self.ema_decay < 1:
-            raise ConfigError(
-                f"A stage has microbatch_size {self.microbatch_size} and ema_decay {self.ema_decay}; "
-                "use 0 or more, and 0 to below 1."
-            )
         if not self.tasks:
             raise ConfigError("A stage has no tasks; give stages.NAME.tasks, for example {rounds: 1.0}.")
         if not all(0 <= weight < math.inf for weight in self.loss_weights.values()):
@@ -247,11 +225,8 @@ class ValidationConfig:
     returns: when its stage ends, or at the start if it is not trained. 0: none."""
 
     def __post_init__(self) -> None:
-        if min(self.every, self.batches) < 1 or min(self.twins, self.codec_frames) < 0:
-            raise ConfigError(
-                f"validation has every {self.every}, batches {self.batches}, twins {self.twins} and "
-                f"codec_frames {self.codec_frames}; use 1 or more, and 0 or more twins and frames."
-            )
+        check_numbers(self, "every", "batches", least=1, of=" of validation")
+        check_numbers(self, "twins", "codec_frames", least=0, of=" of validation")
 
 
 @dataclass(frozen=True)
@@ -271,11 +246,8 @@ class MeshConfig:
     of one machine."""
 
     def __post_init__(self) -> None:
-        if self.dp_shard < 0 or min(self.dp_replicate, self.cp, self.sp) < 1:
-            raise ConfigError(
-                f"mesh is dp_replicate {self.dp_replicate}, dp_shard {self.dp_shard}, cp {self.cp}, "
-                f"sp {self.sp}; use 1 or more (dp_shard: 0 for the remaining processes)."
-            )
+        check_numbers(self, "dp_shard", least=0, of=" of the mesh")
+        check_numbers(self, "dp_replicate", "cp", "sp", least=1, of=" of the mesh")
 
 
 @dataclass(frozen=True)
@@ -294,10 +266,7 @@ class DiagnosticsConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        if not 0 <= self.peak_tflops < math.inf or self.profile_steps < 0:
-            raise ConfigError(
-                f"peak_tflops is {self.peak_tflops:g} and profile_steps {self.profile_steps}; use 0 or more."
-            )
+        check_numbers(self, "peak_tflops", "profile_steps", least=0)
 
 
 @dataclass(frozen=True)
@@ -369,7 +338,16 @@ class TrainConfig:
         check_literals(self)
         for name in self.callbacks:
             check_extension("callbacks", name, "worldmodel.callbacks", ())
-        self._check_numbers()
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}; use 0 or more, below 2^63.")
+        check_numbers(self, "checkpoint_every", "log_every", least=1)
+        check_numbers(self, "sample_every", least=0)
+        check_numbers(self, "keep_checkpoints", least=2)
+        if not 0 < self.hang_timeout_s <= LONGEST_HANG_S:
+            raise ConfigError(
+                f"hang_timeout_s is {self.hang_timeout_s:g}; use a number of seconds above 0, at most "
+                f"{LONGEST_HANG_S:g}."
+            )
         for name, stage in self.stages.items():
             if not re.fullmatch(r"\w[\w .-]{0,99}", name):
                 raise ConfigError(
@@ -396,19 +374,3 @@ class TrainConfig:
         for name, source in self.init_sources.items():
             if not isinstance(source, str | None):
                 raise ConfigError(f"init_from.{name} is {source!r}; use the name of a model, or null.")
-
-    def _check_numbers(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed is {self.seed}; use 0 or more, below 2^63.")
-        if self.checkpoint_every < 1 or self.log_every < 1 or self.sample_every < 0:
-            raise ConfigError(
-                f"checkpoint_every is {self.checkpoint_every}, log_every {self.log_every} and sample_every "
-                f"{self.sample_every}; use 1 or more steps, and 0 for no samples."
-            )
-        if not 0 < self.hang_timeout_s <= LONGEST_HANG_S:
-            raise ConfigError(
-                f"hang_timeout_s is {self.hang_timeout_s:g}; use a number of seconds above 0, at most "
-                f"{LONGEST_HANG_S:g}."
-            )
-        if self.keep_checkpoints < 2:
-            raise ConfigError(f"keep_checkpoints is {self.keep_checkpoints}; use 2 or more.")

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from worldmodel.actions import Action
-from worldmodel.config.literals import check_literals
+from worldmodel.config.checks import check_literals, check_numbers
 from worldmodel.errors import ConfigError
 from worldmodel.media import Frame
 from worldmodel.planning.objective import Objective, Trajectory
@@ -58,9 +58,7 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        for name in ("horizon", "hold", "candidates", "iterations", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; use 1 or more.")
+        check_numbers(self, "horizon", "hold", "candidates", "iterations", "batch_size", least=1)
         if not (0 < self.elites <= 1 and 0 < self.temperature < np.inf and self.tolerance >= 0):
             raise ConfigError(
                 f"elites is {self.elites}, temperature {self.temperature} and tolerance {self.tolerance}; "
