@@ -82,23 +82,16 @@ def test_a_random_backbone_has_no_words_to_be_near_to(run_config: TrainConfig) -
     assert "word" not in AlignmentObjective(start.build_model(run_config)).weights
 
 
-def test_a_world_without_labels_is_aligned_by_an_experiment_alone(run_config: TrainConfig) -> None:
-    """A linear head learns to read the latents of a cell from its feature."""
-    name = "worldmodel.experiments.label_free_alignment:LabelFreeAlignmentObjective"
-    stages = {"labels": STAGE, "free": dataclasses.replace(STAGE, objective=name)}
+def test_a_world_without_labels_is_not_aligned(run_config: TrainConfig) -> None:
     model = dataclasses.replace(run_config.model, world=None)
-    config = dataclasses.replace(run_config, model=model, stages=stages)
+    config = dataclasses.replace(run_config, model=model, stages={"labels": STAGE})
     mesh = distributed.init(config)
     try:
-        batches = list(loader.batches(config.data, config.model, STAGE, seed=0))
+        batch = next(loader.batches(config.data, config.model, STAGE, seed=0))
         trainer, _ = Trainer.start(config, "labels", mesh, None)
         with pytest.raises(ConfigError, match="labels of a world"):
-            trainer.step(batches[0], stop=False)
-        trainer, _ = Trainer.start(config, "free", mesh, None)
-        losses = [trainer.step(batch, stop=False).losses["latents"] for batch in batches]
+            trainer.step(batch, stop=False)
     finally:
         distributed.shutdown()
-    assert losses[-1] < 0.9 * losses[0]
-    assert trainer.root.objective.weights == {"latents": 1.0}
     (within,) = [name for name, _ in StateObjective(trainer.root.model).alignment.named_parameters()]
     assert within == "scale"  # the stage `state` has no such loss
