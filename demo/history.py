@@ -188,11 +188,7 @@ class RolloutHistory:
         return " ".join((self.key, *(branch.world.id for branch in self.branches)))
 
     def _branch_with_room(self) -> Branch:
-        """Return the current branch.
-
-        Raises:
-            InputError: no moment fits on it.
-        """
+        """Return the current branch, if another moment fits on it."""
         if self.branch.at + 1 >= MAX_MOMENTS:
             raise InputError(
                 f"The branch has {MAX_MOMENTS} moments, which is the maximum; start a new world."

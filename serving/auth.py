@@ -218,11 +218,7 @@ def read_private(path: Path, what: str) -> str:
 
 
 def check_bind(host: str, keys: Keys) -> None:
-    """Refuse to listen on an address that other machines can reach when there are no keys.
-
-    Raises:
-        ConfigError: `host` is not a loopback address and there is no key.
-    """
+    """Raise `ConfigError` for an address that other machines can reach if there are no keys."""
     if not len(keys) and not _is_loopback(host):
         raise ConfigError(
             f"host is {host!r}, which other machines can reach, and there is no API key; "

@@ -40,8 +40,7 @@ class IdleConnections:
     (`SessionLimits`).
     """
 
-    def __init__(self, timeout_s: float = HEAD_TIMEOUT_S, max_idle: int = MAX_IDLE) -> None:
-        self.timeout_s, self.max_idle = timeout_s, max_idle
+    def __init__(self) -> None:
         self._idle: dict[Any, tuple[_State, float]] = {}
         """State of each idle connection, and since when it is idle."""
 
@@ -60,11 +59,11 @@ class IdleConnections:
             if idle.get(protocol) == state
         }
         self._idle |= {protocol: (idle[protocol], now) for protocol in idle.keys() - self._idle.keys()}
-        too_many = len(self._idle) - self.max_idle
+        too_many = len(self._idle) - MAX_IDLE
         expired = [
             protocol
             for index, (protocol, ((_, kept), since)) in enumerate(self._idle.items())
-            if index < too_many or (now - since > self.timeout_s and not kept)
+            if index < too_many or (now - since > HEAD_TIMEOUT_S and not kept)
         ]
         for protocol in expired:
             del self._idle[protocol]
@@ -120,11 +119,7 @@ class SmallBuffers(AutoWebSocketsProtocol):  # type: ignore[valid-type,misc]
 
 
 def check_protocol(protocol: type[Any] = AutoHTTPProtocol) -> None:
-    """Check that uvicorn's connections have the fields that are read here.
-
-    Raises:
-        ConfigError: they have not, so that idle connections could keep others out.
-    """
+    """Raise `ConfigError` if uvicorn's connections lack the fields that are read here."""
     if not {"cycle", "timeout_keep_alive_task"} <= set(protocol.__init__.__code__.co_names):
         raise ConfigError(
             f"uvicorn {uvicorn.__version__} does not say which connections are idle; install a version that "

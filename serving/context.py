@@ -117,11 +117,7 @@ class ServerContext:
         await self.worlds.end_model(model)
 
     def require_admin(self, caller: str, alone: bool = False) -> None:
-        """Refuse what only an administrator may do: any key where none is one or, with `alone`, an only key.
-
-        Raises:
-            PermissionDeniedError: the key is not an administrator's.
-        """
+        """Refuse what only administrators may do: any key where none is one or, with `alone`, an only key."""
         allowed = self.keys.is_admin(caller)
         if alone and len(self.keys) > 1:
             allowed = self.keys.options(caller).admin
@@ -129,11 +125,7 @@ class ServerContext:
             raise PermissionDeniedError("This needs a key that has the option admin in the key file.")
 
     def require_running(self) -> None:
-        """Refuse new work while the server shuts down.
-
-        Raises:
-            UnavailableError: the server is stopping.
-        """
+        """Refuse new work while the server shuts down."""
         if self.jobs.draining or self.watchdog.fault is not None:
             raise UnavailableError("The server is stopping and accepts no new work; try again later.")
 

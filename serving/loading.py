@@ -137,11 +137,7 @@ def _attach(
 
 
 def check_options(options: EngineOptions, engine: str, config: ServerConfig) -> None:
-    """Check the options that exclude each other.
-
-    Raises:
-        ConfigError: two of them do, or a folder does not exist.
-    """
+    """Raise `ConfigError` if two options exclude each other, or a folder does not exist."""
     parallelism, size = options.generator_parallelism
     if parallelism == "tensor" and options.sequence_parallel_size > 1:
         raise ConfigError(
@@ -178,11 +174,7 @@ def check_options(options: EngineOptions, engine: str, config: ServerConfig) -> 
 def _check_folder(
     option: str, folder: Path | None, excluding: Mapping[str, bool], purpose: str, instead: str
 ) -> None:
-    """Check a folder of what can be added while the server runs, and that no other option excludes it.
-
-    Raises:
-        ConfigError: there is no such folder, or another option excludes it.
-    """
+    """Raise `ConfigError` if a folder of what can be added later does not exist, or an option excludes it."""
     if folder is None:
         return
     if not folder.is_dir():

@@ -94,20 +94,12 @@ class ServedModels:
         return found
 
     def check_free(self, name: str) -> None:
-        """Check that nothing has a name.
-
-        Raises:
-            ConflictError: a model or an adapter has it.
-        """
+        """Raise `ConflictError` if a model or an adapter has a name."""
         if name in self.names:
             raise ConflictError(f"There is a model {name!r}; unload it first, or choose another name.")
 
     def check_served(self, world: World) -> None:
-        """Check that the model of a world that has just started was not unloaded meanwhile.
-
-        Raises:
-            ModelUnloadedError: it was.
-        """
+        """Raise `ModelUnloadedError` if the model of a world that has just started was unloaded meanwhile."""
         model, adapter = self.get(world.service.name), world.settings.adapter
         if model is None or not model.plays(world) or adapter not in (None, *world.service.engine.adapters):
             raise ModelUnloadedError(adapter or world.service.name)

@@ -149,11 +149,7 @@ async def load_app(
 
 
 def check_http(options: HttpOptions, keys: Keys) -> None:
-    """Check the settings of the HTTP server.
-
-    Raises:
-        ConfigError: they contradict each other, or the certificate or its key cannot be used.
-    """
+    """Raise `ConfigError` for settings that contradict each other, or a certificate that cannot be used."""
     if options.cors_origins and not len(keys):
         raise ConfigError(
             f"cors_origins is {', '.join(options.cors_origins)}, but there is no API key, and without one "

@@ -214,11 +214,7 @@ def keep_part(model: WorldModel, rank: int, size: int, device: torch.device) -> 
 
 
 def check(model: WorldModel, size: int, parallelism: Parallelism) -> None:
-    """Check that a model's generator can be divided.
-
-    Raises:
-        ConfigError: there is no generator, it cannot be divided so, or there are too few devices.
-    """
+    """Raise `ConfigError` if a model's generator cannot be divided so, or there are too few devices."""
     name, generator, config = OPTIONS[parallelism], model.generator, model.config
     if config.generator is None:
         raise ConfigError(f"{name} is {size}, and this model has no generator; leave it out.")

@@ -90,11 +90,7 @@ def resolve(
 
 
 def check_weights(folder: Path, device: torch.device) -> None:
-    """Check that the weights of a model folder can fit into the free memory of a device.
-
-    Raises:
-        ConfigError: their files are larger.
-    """
+    """Raise `ConfigError` if the weights of a model folder do not fit into the free memory of a device."""
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     if size > (free := _free_bytes(device)):
         raise ConfigError(
@@ -104,11 +100,7 @@ def check_weights(folder: Path, device: torch.device) -> None:
 
 
 def check_length(length: int, limit: int | None) -> None:
-    """Check the length of a sequence.
-
-    Raises:
-        UnavailableError: it is longer than the engine allows.
-    """
+    """Raise `UnavailableError` if a sequence is longer than the engine allows."""
     if limit is not None and length > limit:
         raise UnavailableError(
             f"A sequence of {length} positions is too long for this server, which has max_model_len {limit}; "

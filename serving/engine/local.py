@@ -177,11 +177,7 @@ class InProcessEngine:
 
 
 def known(adapter: str | None, adapters: Sequence[str]) -> str | None:
-    """Return the adapter's name.
-
-    Raises:
-        InputError: no adapter has this name.
-    """
+    """Return the adapter's name; raise `InputError` if no adapter has it."""
     if adapter is not None and adapter not in adapters:
         raise InputError(
             f"There is no adapter {adapter!r}; use one of {', '.join(adapters)}."

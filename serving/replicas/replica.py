@@ -45,11 +45,7 @@ class Replica:
         return time.monotonic() < self._held_until
 
     def require(self) -> None:
-        """Check the lease before work that only its holder may do.
-
-        Raises:
-            UnavailableError: it has expired, so that others may take what this replica holds.
-        """
+        """Raise `UnavailableError` if the lease has expired: others may take what this replica holds."""
         if not self.held:
             raise UnavailableError("The server has lost its database for a while; try again.")
 

@@ -119,11 +119,7 @@ def _folder(context: ServerContext, caller: str, option: str, folder: FolderPath
 
 
 async def _below(root: FolderPath, name: str) -> FolderPath:
-    """Return the folder of a name in another one.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the folder of a name in another one; raise `InputError` if there is none."""
     if not await asyncio.to_thread((root / name).is_dir):
         raise InputError(f"There is no folder {name!r} in {root.name!r}; name one that is there.")
     return root / name

@@ -213,11 +213,7 @@ def generation_settings(model: Served, body: Generation, adapter: str | None = N
 
 
 def check_size(model: Served, size: str | None) -> None:
-    """Check the frame size of a request.
-
-    Raises:
-        InputError: it is not the model's.
-    """
+    """Raise `InputError` for a frame size that is not the model's."""
     own = model.service.frame_size
     if size not in (None, "auto", own):
         raise InputError(f"size is {size}; this model generates {own}: pass that, or omit size.")

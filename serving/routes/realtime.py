@@ -101,11 +101,7 @@ def play(request: Request) -> Response:
 
 @router.get("/play/{name}", include_in_schema=False)
 def play_file(name: str) -> Response:
-    """Return a file of the play page.
-
-    Raises:
-        NotFoundError: there is no such file.
-    """
+    """Return a file of the play page."""
     if name not in PLAY_FILES:
         raise NotFoundError("There is no such file; open /play.")
     return _page(name, PLAY_FILES[name])

@@ -73,6 +73,11 @@ class WorldSettings(SamplingParams):
 class WorldService:
     """A model, its engine and its denoising loop, shared by all live worlds."""
 
+    max_rounds = 10_000
+    """Most rounds of a world."""
+    max_snapshots = 16
+    """Most snapshots of a world; above it, the oldest is deleted."""
+
     def __init__(
         self,
         model: WorldModel,
@@ -83,8 +88,6 @@ class WorldService:
         processes: GeneratorProcesses | None = None,
         digest: str | None = None,
         max_batch: int = 16,
-        max_rounds: int = 10_000,
-        max_snapshots: int = 16,
     ) -> None:
         """Serve a model, which is divided if `digest` (of its whole weights, from `identify`) is given."""
         self.model = model.eval()
@@ -95,7 +98,6 @@ class WorldService:
         self.adapters = adapters or ServedAdapters(model)
         self.engine: Engine = engine or InProcessEngine(model.backbone, self.compute, self.adapters)
         self.denoising = DenoisingLoop(model.generator, self.compute, max_batch, self.adapters, processes)
-        self.max_rounds, self.max_snapshots = max_rounds, max_snapshots
         # The weights of one adapter are active at a time, so rows of different ones share no batch. Nor do
         # worlds whose codes are drawn differently, or a blank world, which has no context to decode after.
         self._prepare = Batcher(
@@ -138,11 +140,7 @@ class WorldService:
         return self.model.config.confidence_threshold if self.engine.likelihoods else None
 
     def check_confidence(self) -> None:
-        """Check that `World.confidence` can be computed.
-
-        Raises:
-            InputError: the model was not trained to read actions back, or the engine computes no likelihoods.
-        """
+        """Raise `InputError` if the model was not trained for `World.confidence`, or the engine has none."""
         check_task(self.model, "inverse")
         if not self.engine.likelihoods:
             raise InputError(

@@ -41,11 +41,7 @@ def load_model(
 
 
 def check_model(name: str) -> None:
-    """Check that there is a model of this name, unless it may be on the Hub; imports no torch.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """Raise `ModelError` if there is no model of this name, unless it may be on the Hub; imports no torch."""
     from worldmodel.models.loading import location
 
     if not location.is_repository(name):
@@ -53,11 +49,7 @@ def check_model(name: str) -> None:
 
 
 def check_files(*paths: str | None) -> None:
-    """Check that files exist; None stands for one that was not given. Imports no torch.
-
-    Raises:
-        InputError: one does not.
-    """
+    """Raise `InputError` if a file does not exist; None: it was not given. Imports no torch."""
     for path in paths:
         # A URL has a message of its own, when it is read.
         if path is not None and "://" not in path and not os.path.exists(os.path.expanduser(path)):

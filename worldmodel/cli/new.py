@@ -157,11 +157,7 @@ def _futures(source: SourceConfig, inside: "Inside", most: int, budget_s: float)
 
 
 def seconds(text: str) -> float:
-    """Read a time such as 90m, 1h or 1.5h.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Read a time such as 90m, 1h or 1.5h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h|d)", text.strip())
     if not found or not float(found[1]):
         raise InputError(f"--budget is {text!r}; pass a time such as 30m or 1h.")

@@ -40,11 +40,7 @@ LEAST_ROUNDED = 1024
 
 
 def check(model: WorldModel) -> None:
-    """Check that every part of a model that plays rounds can go into the graphs.
-
-    Raises:
-        ConfigError: one cannot, which is named.
-    """
+    """Raise `ConfigError` with the first part of a model, if any, that cannot go into the graphs."""
     if model.state is None:
         part = "its generator: its states regress no frames, and denoising is too slow for a browser"
     elif model.state.merge > 1:
