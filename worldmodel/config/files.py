@@ -9,10 +9,11 @@ import importlib.resources
 import re
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from worldmodel.actions import ActionConfig
 from worldmodel.config.checks import not_one_of
+from worldmodel.config.model import WorldModelConfig
 from worldmodel.config.train import TrainConfig
 from worldmodel.errors import ConfigError, did_you_mean
 
@@ -25,6 +26,8 @@ def build(schema: type[T], values: dict[str, Any]) -> T:
     Raises:
         ConfigError: a key is unknown or a value has the wrong type; the message names it.
     """
+    if schema is ActionConfig:
+        return ActionConfig.of(values)  # type: ignore[return-value]
     return _merge(schema, [values])
 
 
@@ -79,65 +82,29 @@ def _merge(schema: type[T], layers: list[Any]) -> T:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    # Kinds of action read their own settings, which OmegaConf does not know.
-    path, actions = _path_to(ActionConfig, schema), []
-    if path is not None:
-        for index, layer in enumerate(layers):
-            layers[index], found = _take_out(OmegaConf.to_container(OmegaConf.create(layer)), path)
-            if found is not None:
-                actions.append(found)
     try:
-        action = ActionConfig.of(_merged(actions)) if actions else None
-        if path == ():
-            return action  # type: ignore[return-value]
+        layers = [OmegaConf.create(layer) for layer in layers]
+        actions = [found for layer in layers if (found := _take_out_action(schema, layer)) is not None]
         config: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *layers))
-        return config if action is None or path is None else _replaced(config, path, action)
+        if not actions:
+            return config
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(*({"action": each} for each in actions)))
+        action = ActionConfig.of(merged["action"])
     except (OmegaConfBaseException, TypeError) as error:  # the latter for a list in place of a mapping
         raise ConfigError(_message(error)) from None
+    if schema is WorldModelConfig:
+        return dataclasses.replace(config, action=action)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, action=action))
 
 
-def _path_to(wanted: type, schema: type) -> tuple[str, ...] | None:
-    """Return the names of the fields that lead to the first field of a type; none for the type itself."""
-    if schema is wanted:
-        return ()
-    hints = get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        if dataclasses.is_dataclass(hints[field.name]):
-            path = _path_to(wanted, hints[field.name])
-            if path is not None:
-                return (field.name, *path)
-    return None
+def _take_out_action(schema: type, layer: Any) -> Any:
+    """Take the settings of the kinds of action, which read them on their own, out of those for OmegaConf."""
+    from omegaconf import DictConfig
 
-
-def _merged(layers: list[Any]) -> Any:
-    """Return nested mappings as one, in which later values replace earlier ones."""
-    first, *others = layers
-    for layer in others:
-        if isinstance(first, dict) and isinstance(layer, dict):
-            both = {name: _merged([first[name], layer[name]]) for name in first.keys() & layer.keys()}
-            first = {**first, **layer, **both}
-        else:
-            first = layer
-    return first
-
-
-def _take_out(values: Any, path: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return nested mappings without what is at a path, and that."""
-    if not path:
-        return {}, values
-    if not isinstance(values, dict) or path[0] not in values:
-        return values, None
-    rest, found = _take_out(values[path[0]], path[1:])
-    others = {name: value for name, value in values.items() if name != path[0]}
-    return (others if found is not None and not rest else {**others, path[0]: rest}), found
-
-
-def _replaced(config: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Return a dataclass with another value at a path."""
-    if not path:
-        return value
-    inner = _replaced(getattr(config, path[0]), path[1:], value)
-    return dataclasses.replace(config, **{path[0]: inner})
+    if schema is TrainConfig and isinstance(layer, DictConfig):
+        layer = layer.get("model")
+    takes = schema in (TrainConfig, WorldModelConfig) and isinstance(layer, DictConfig)
+    return layer.pop("action", None) if takes else None
 
 
 def _message(error: Exception) -> str:
