@@ -1,6 +1,7 @@
 """Tiny video models of diffusers: the real classes, with random weights."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,7 @@ CLIP: dict[str, Any] = {
 }
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     "wan": WAN,
+    "wan-causal": WAN,
     "wan-i2v": WAN | {"in_channels": 36},
     "wan-clip": WAN | {"in_channels": 36, "image_dim": 20, "added_kv_proj_dim": 24, "image_encoder": CLIP},
     "ltx": LTX,
@@ -92,6 +94,24 @@ VAES: dict[str, dict[str, Any]] = {
         "norm_num_groups": 2,
     },
 }
+ORIGINAL_NAMES = [
+    (r"condition_embedder\.time_embedder\.linear_1", "time_embedding.0"),
+    (r"condition_embedder\.time_embedder\.linear_2", "time_embedding.2"),
+    (r"condition_embedder\.text_embedder\.linear_1", "text_embedding.0"),
+    (r"condition_embedder\.text_embedder\.linear_2", "text_embedding.2"),
+    (r"condition_embedder\.time_proj", "time_projection.1"),
+    (r"^scale_shift_table", "head.modulation"),
+    (r"^proj_out", "head.head"),
+    (r"\.scale_shift_table", ".modulation"),
+    (r"\.attn1\.", ".self_attn."),
+    (r"\.attn2\.", ".cross_attn."),
+    (r"\.to_out\.0\.", ".o."),
+    (r"\.to_([qkv])\.", r".\1."),
+    (r"\.ffn\.net\.0\.proj", ".ffn.0"),
+    (r"\.ffn\.net\.2", ".ffn.2"),
+    (r"\.norm2\.", ".norm3."),
+]
+"""Patterns of names in diffusers, and what stands there in Wan's repository (`wan/modules/model.py`)."""
 FACTORS = {"wan": (4, 8), "ltx": (4, 8), "cog": (4, 8)}
 """Of time and space."""
 CLASSES = {"wan": WanGenerator, "ltx": LTXGenerator, "cog": CogVideoXGenerator}
@@ -117,6 +137,16 @@ def build(arguments: dict[str, Any], seed: int = 0, **more: Any) -> Any:
 def transformer(kind: str, **more: Any) -> Any:
     """Make a transformer of one of the kinds of `TRANSFORMERS`."""
     return build({name: x for name, x in TRANSFORMERS[kind].items() if name != "image_encoder"}, **more)
+
+
+def original_names(transformer: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Return the weights of a transformer in the names of Wan's repository."""
+    made = {}
+    for name, weight in transformer.state_dict().items():
+        for pattern, there in ORIGINAL_NAMES:
+            name = re.sub(pattern, there, name)
+        made[prefix + name] = weight
+    return made
 
 
 def image_encoder(kind: str) -> PatchEncoder | None:
@@ -164,6 +194,7 @@ def generator(
         image_encoder=image_encoder(kind),
         state_channels=state_channels,
     )
+    made.causal = kind == "wan-causal"
     return made.eval().requires_grad_(False)
 
 

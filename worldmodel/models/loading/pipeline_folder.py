@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from diffusers.models.modeling_utils import ModelMixin
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from transformers import (
     AutoTokenizer,
     ByT5Tokenizer,
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from worldmodel.errors import ConfigError, ModelError
-from worldmodel.models.loading import deferred, pretrained
+from worldmodel.models.loading import deferred, pretrained, wan_names
 
 PIPELINES = (
     "WanPipeline",
@@ -125,7 +126,8 @@ def load_model(
 ) -> ModelMixin:
     """Load a transformer or autoencoder in `dtype`, except for weights that diffusers keeps in fp32.
 
-    Within `deferred.loading` its parameters stay on the meta device until `deferred.load_shards`.
+    Those of a Wan may have the names of its own repository. Within `deferred.loading` parameters stay on the
+    meta device until `deferred.load_shards`.
 
     Raises:
         ModelError: the class is not allowed, or the weights cannot be read or do not match config.json.
@@ -135,6 +137,8 @@ def load_model(
     before = torch.get_default_dtype()
     try:
         slices, files = pretrained.open_slices(folder, {"": ""}, WEIGHTS)
+        if model_class is WanTransformer3DModel:
+            slices = wan_names.to_diffusers(slices)
         torch.set_default_dtype(dtype)  # for buffers, as diffusers does
         with deferred.empty_parameters():
             model: ModelMixin = model_class.from_config(values)
