@@ -70,6 +70,8 @@ def cases() -> Iterator[Case]:
     for cp, sp in ((1, 4), (2, 2)):
         yield Case("wan", cp, sp, streamed=True, activations="recompute")
         yield Case("wan", cp, sp, task="blocks")
+        yield Case("wan-causal", cp, sp)
+        yield Case("wan-causal", cp, sp, streamed=True, task="window", activations="recompute")
         yield Case("wan-clip", cp, sp)
         yield Case("cog1.5-i2v", cp, sp)
 
@@ -237,8 +239,9 @@ def measure(case: Case) -> Measured:
 def layout_of(generator: Any, case: Case, group: SequenceGroup) -> tuple[Layout, int]:
     """Return how tokens are divided, and how many of the first are text."""
     tokens = (1 + CHUNK) * GRID[0] * GRID[1] // generator.cells_per_token
-    if case.kind == "dit":
-        return Layout.frames(torch.tensor([0] + [1] * CHUNK), GRID[0] * GRID[1]).shard(group, balance=True), 0
+    if case.kind in ("dit", "wan-causal"):
+        blocks = torch.tensor([0] + [1] * CHUNK)
+        return Layout.frames(blocks, tokens // (1 + CHUNK)).shard(group, balance=True), 0
     text = generator.transformer.config.max_text_seq_length if case.kind.startswith("cog") else 0
     return Layout.unmasked(text + tokens).shard(group), text
 
@@ -264,9 +267,9 @@ def expected_bytes(generator: Any, case: Case, group: SequenceGroup) -> dict[str
         given, received = edges(layout, group.rank)
         sent["halo"] = layers * numbers * 3 * generator.width * (forwards * given + received)
     else:
-        half = layout.split(text)[1].shards
-        assert half is not None
-        video, channels = half, generator.transformer.proj_out.out_features
+        half = layout if layout.masked else layout.split(text)[1]
+        assert half.shards is not None
+        video, channels = half.shards, generator.transformer.proj_out.out_features
     sent = {name: count for name, count in sent.items() if count}  # pieces may end with frames
     return sent | {"gather": 2 * numbers * max(video.sizes) * (group.size - 1) * channels}
 

@@ -56,6 +56,9 @@ class GeneratorConfig:
     scheduler: dict[str, Any] = field(default_factory=dict)
     """`_class_name` of a diffusers scheduler and its arguments; empty takes that of the pipeline or
     family."""
+    causal: bool = False
+    """Wan text-to-video or TI2V: whether context frames do not attend to the chunk, as in our own generator,
+    so that its steps share their keys and values. A model that was trained otherwise has to learn it."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Data type of the weights of a diffusers transformer, except those that diffusers keeps in fp32.
     Training all weights (without LoRA) needs fp32; our own generator is always in fp32."""
@@ -91,6 +94,10 @@ class GeneratorConfig:
         if self.is_ours and self.dtype != "fp32":
             raise ConfigError(
                 f"generator.dtype is {self.dtype!r}; our own generator is held in fp32, so leave it out."
+            )
+        if self.is_ours and self.causal:
+            raise ConfigError(
+                "generator.causal is for a Wan of diffusers; our own generator always is, so leave it out."
             )
         if self.stochastic_sampling and not self.is_ours:
             raise ConfigError(

@@ -63,7 +63,7 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
     `codec` is for generators that encode pixels of their context.
 
     Raises:
-        ConfigError: the sampler is swin, and the generator cannot continue a noisy chunk.
+        ConfigError: it is causal or the sampler is swin, and the generator has no noise level per frame.
     """
     if config.generator is None:
         return NoGenerator()
@@ -73,10 +73,12 @@ def generator(config: WorldModelConfig, codec: VideoCodec, folder: Path | None) 
     from worldmodel.models.generator.diffusers.families import build_generator
 
     made = build_generator(config, folder and folder / "generator", codec)
-    if config.sampler == "swin" and not made.chunkwise:
+    made.causal = config.generator.causal
+    settings = {"generator.causal: true": made.causal, "sampler: swin": config.sampler == "swin"}
+    for setting in [name for name, used in settings.items() if used and not made.chunkwise]:
         raise ConfigError(
-            "sampler: swin needs a generator with a noise level per frame, which this one is not; use our "
-            "own, a Wan text-to-video or TI2V model with one transformer, or sampler: chunk."
+            f"{setting} needs a generator with a noise level per frame, which this one is not; leave it out, "
+            "or use our own generator or a Wan text-to-video or TI2V model with one transformer."
         )
     return made
 

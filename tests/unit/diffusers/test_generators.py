@@ -16,7 +16,7 @@ from worldmodel.models.layers import attention
 from worldmodel.train import distributed
 from worldmodel.train.activations import Offload, apply_policy
 
-KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
+KINDS = ["wan", "wan-causal", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
 BATCH, CHUNK = 2, 3
 
 
@@ -148,7 +148,7 @@ def test_prediction_depends_on_every_input(tiny, kind, streamed):
     torch.testing.assert_close(single, first[one], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["wan", "wan-i2v", "ltx", "cog-i2v"])
+@pytest.mark.parametrize("kind", ["wan", "wan-causal", "wan-i2v", "ltx", "cog-i2v"])
 def test_context_of_several_frames(tiny, kind):
     generator = make(tiny, kind, context=2)
     given, noisy = condition(tiny, generator), latents(tiny, kind, 1, 2)
@@ -334,7 +334,7 @@ def test_training_window_equals_the_sampler(tiny, again):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["wan", "ltx", "cog-i2v"])
+@pytest.mark.parametrize("kind", ["wan", "wan-causal", "ltx", "cog-i2v"])
 def test_branches_are_gathered_and_recomputed_with_their_blocks(tiny, kind):
     """Gradients are those of the whole generator, and a branch runs twice: forward, and once again."""
     generator = make(tiny, kind, streamed=True).requires_grad_(True)

@@ -29,6 +29,7 @@ from architectures import DECODER, QWEN_VL, SIGLIP
 from doc_pages import ROOT
 from PIL import Image
 from processes import torchrun
+from safetensors.torch import save_file
 from served import frames_of, local
 from transformers import (
     AutoConfig,
@@ -317,7 +318,7 @@ def workplace(
         if name == "shapes_wan":  # its states are those of a larger language model
             return [*BASE, "init_from={all: null, codec: shapes-tiny}"]
         if name == "evening":
-            return evening(tokenizer, pipeline, "ltx" if number else "wan")
+            return evening(tokenizer, pipeline, tiny, ("wan", "ltx", "wan-causal")[number])
         if name == "pan":
             return pan(tokenizer, pipeline)
         if name == "pandora":
@@ -364,13 +365,20 @@ def pan(tokenizer: PreTrainedTokenizerBase, pipeline: Callable[..., tuple[Path, 
 
 
 def evening(
-    tokenizer: PreTrainedTokenizerBase, pipeline: Callable[..., tuple[Path, Any]], kind: str
+    tokenizer: PreTrainedTokenizerBase,
+    pipeline: Callable[..., tuple[Path, Any]],
+    tiny: SimpleNamespace,
+    kind: str,
 ) -> list[str]:
     """Write the parts and the data of `evening`, without the text encoder, which it does not need."""
-    folder, _ = pipeline(kind)
+    folder, whole = pipeline(tiny.family(kind))
     shutil.rmtree(folder / "text_encoder")
     Path("models").mkdir()
     shutil.move(folder, "models/LTX-Video" if kind == "ltx" else "models/Wan2.1-T2V-1.3B-Diffusers")
+    if kind == "wan-causal":
+        whole.transformer.save_config("models/self-forcing")
+        weights = tiny.original_names(whole.transformer, "model.")
+        save_file(weights, "models/self-forcing/self_forcing_dmd.safetensors")
     torch.manual_seed(0)
     decoder = AutoConfig.for_model(**DECODER | {"vocab_size": len(tokenizer)})
     AutoModelForCausalLM.from_config(decoder).save_pretrained("models/Qwen3-0.6B")
@@ -382,7 +390,8 @@ def evening(
     Path("clips/clips.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     latents = {"latent_channels": 8, "spatial_factor": 8, "temporal_factor": 4} if kind == "ltx" else {}
     return [
-        *("model.chunk_frames=8", "model.queries=8", "model.codec.image_size=[16, 32]"),
+        *([] if kind == "wan-causal" else ["model.chunk_frames=8"]),
+        *("model.queries=8", "model.codec.image_size=[16, 32]"),
         *("model.num_inference_steps=2", "model.condition_adapter.width=32"),
         *("model.condition_adapter.num_layers=1", "model.condition_adapter.num_heads=2"),
         *(f"model.codec.{name}={value}" for name, value in latents.items()),

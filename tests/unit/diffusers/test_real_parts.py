@@ -62,7 +62,7 @@ GENERATORS = [
     ("ltx", "stream"),
     ("ltx", "prompt"),
 ]
-GENERATORS += [("cog-i2v", "prompt"), ("cog-i2v", "stream")]
+GENERATORS += [("cog-i2v", "prompt"), ("cog-i2v", "stream"), ("wan-causal", "stream")]
 PAIRS = [
     *((backbone, "siglip", *GENERATORS[index]) for index, backbone in enumerate(BACKBONES)),
     *(("qwen3", encoder, "wan", "stream") for encoder in ENCODERS),
@@ -104,6 +104,7 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
         image_size: ImageSize = SIZE,
         wide: bool = False,
         dropout: float = 0.0,
+        causal: bool = False,
         **more: Any,
     ) -> WorldModel:
         vae = tiny.VAES[tiny.family(generator)]
@@ -121,7 +122,11 @@ def make(tiny: SimpleNamespace, tokenizer: PreTrainedTokenizerBase) -> Callable[
             condition_adapter=ConditionAdapterConfig(
                 kind=kind, width=32, num_layers=1, num_heads=2, num_tokens=6
             ),
-            generator=GeneratorConfig(architecture=transformer, condition_dropout=dropout),
+            generator=GeneratorConfig(
+                architecture=transformer,
+                condition_dropout=dropout,
+                causal=causal or generator == "wan-causal",
+            ),
             queries=0 if encoder == "latents" else 8,
             chunk_frames=CHUNK,
             **more,
@@ -489,9 +494,16 @@ def test_overfit_two_clips_with_overlapping_chunks(make: Callable[..., WorldMode
 
 
 @pytest.mark.parametrize("generator", ["wan-i2v", "ltx", "cog-i2v"])
-def test_generator_without_overlapping_chunks(make: Callable[..., WorldModel], generator: str) -> None:
-    with pytest.raises(ConfigError, match="sampler: swin"):
-        make("qwen3", "siglip", generator, "prompt", sampler="swin", num_inference_steps=2)
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [("sampler: swin", {"sampler": "swin", "num_inference_steps": 2}), ("causal: true", {"causal": True})],
+    ids=["overlapping", "causal"],
+)
+def test_generator_without_levels_per_frame(
+    make: Callable[..., WorldModel], generator: str, setting: str, values: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        make("qwen3", "siglip", generator, "prompt", **values)
 
 
 def test_generator_without_image_conditioning(make: Callable[..., WorldModel]) -> None:

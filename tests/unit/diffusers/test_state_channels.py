@@ -11,7 +11,7 @@ from worldmodel.models.codec.diffusers import DiffusersCodec
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.diffusers.state_channels import as_channels
 
-KINDS = ["wan", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
+KINDS = ["wan", "wan-causal", "wan-i2v", "wan-clip", "ltx", "cog-i2v", "cog1.5-i2v"]
 BATCH, CHUNK, FEATURES = 2, 3, 2
 EMBEDDINGS = {"wan": "patch_embedding", "ltx": "proj_in", "cog": "patch_embed.proj"}
 

@@ -112,9 +112,17 @@ class VideoGenerator(nn.Module, ABC):
         """Return the cache of context frames, which end where the chunk begins."""
 
     def prefill_chunk(
-        self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
+        self,
+        context: Context,
+        latents: Latents,
+        timestep: PerFrame,
+        condition: Condition,
+        keep: bool = True,
     ) -> tuple[Latents, KVCache]:
-        """Predict a noisy chunk after its context; return also the cache of both, for the chunk after it."""
+        """Predict a noisy chunk after its context; return also the cache of both, for the chunk after it.
+
+        Without `keep` the cache is empty.
+        """
         raise NotImplementedError
 
     def sigma_at(self, position: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:

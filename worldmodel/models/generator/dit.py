@@ -171,7 +171,7 @@ class DiT(VideoGenerator):
     ) -> tuple[Latents, KVCache]:
         """Return the velocity of a chunk, and keys and values of it and of its context frames.
 
-        All frames pass together, each at its own noise level. Without `keep` the cache is empty.
+        All frames pass together, each at its own noise level.
         """
         past, frames = context.shape[1], latents.shape[1]
         forecast = self._forecast(condition)

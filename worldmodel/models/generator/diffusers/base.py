@@ -89,6 +89,8 @@ class DiffusersGenerator(VideoGenerator):
     path: NoisePath
     timestep_per_frame: bool
     """Whether each frame may have its own noise level; otherwise all have the first frame's."""
+    causal: bool = False
+    """Whether context frames do not attend to the chunk, so that its steps share their keys and values."""
     text_length: int | None = None
     """Length of the text input in tokens; None if it is not fixed."""
     max_text_tokens: int
@@ -281,10 +283,12 @@ class DiffusersGenerator(VideoGenerator):
         # Training uses the timesteps that sampling uses: the scheduler's, and no values between them.
         timestep = self.path.nearest(sigma if self.timestep_per_frame else sigma[:, :1].expand_as(sigma))
         noisy = self.path.add_noise(clean, noise, timestep)
-        if continues_previous is None:
-            prediction = self(noisy, timestep, condition, self.prefill(context, condition))
-        else:
+        if continues_previous is not None:
             prediction = self.predict_windows(context, noisy, timestep, condition, continues_previous)
+        elif self.chunkwise:  # one pass, where all frames have levels of their own, also without context
+            prediction, _ = self.prefill_chunk(context, noisy, timestep, condition, keep=False)
+        else:
+            prediction = self(noisy, timestep, condition, self.prefill(context, condition))
         prediction = prediction.to(clean.dtype)
         error = (prediction - self.path.target(clean, noise, timestep)).pow(2).mean(dim=2)
         return LossOutput(error, self.path.clean(noisy, prediction, timestep))

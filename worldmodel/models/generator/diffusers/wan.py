@@ -1,19 +1,23 @@
 """Wan as a video generator: text-to-video, TI2V and image-to-video models.
 
 Models with as many input as output channels (T2V, TI2V) take context frames as frames at timestep 0 before
-the chunk; every token gets the timestep of its frame. Image-to-video models take context in added channels: a
-mask of the known frames, and the latents of a clip in which all other frames are grey. Those of Wan 2.1 also
-read CLIP features of the first context frame, as decoded by the codec.
+the chunk; every token gets the timestep of its frame. Where they are causal, context frames do not attend to
+the chunk, so that all its steps reuse their keys and values. Image-to-video models take context in added
+channels: a mask of the known frames, and the latents of a clip in which all other frames are grey. Those of
+Wan 2.1 also read CLIP features of the first context frame, as decoded by the codec.
 
-Source: Wan (arXiv:2503.20314).
+Sources: Wan (arXiv:2503.20314); CausVid (arXiv:2412.07772) and Self Forcing (arXiv:2506.08009) for causal
+ones in few steps.
 """
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from diffusers.pipelines.wan.pipeline_wan import WanPipeline
@@ -94,6 +98,14 @@ def see_whole_clips(transformer: Any) -> None:
 def frames_as_batch(embed: nn.Module, inputs: Any, x: Float[Tensor, "b d t h w"]) -> Float[Tensor, "_ d n"]:
     """Return the patches of each frame as a sample of its own: a hook behind the patch embedding."""
     return rearrange(x, "b d t h w -> (b t) d (h w)")
+
+
+def after(
+    context: Context, latents: Latents, timestep: PerFrame
+) -> tuple[Float[Tensor, "b n c h w"], Float[Tensor, "b n"]]:
+    """Return the frames of a chunk behind those of its context, which are clean, and their timesteps."""
+    clean = timestep.new_zeros(context.shape[:2])
+    return torch.cat([context, latents], dim=1), torch.cat([clean, timestep], dim=1)
 
 
 @contextmanager
@@ -204,7 +216,12 @@ class WanGenerator(DiffusersGenerator):
         return CopiedStream(attentions, transformer.condition_embedder.text_embedder, self.width)
 
     def prefill(self, context: Context, condition: Condition) -> KVCache:
-        """Keep the context frames, or compute the added channels of an image-to-video model."""
+        """Keep the context frames, their keys if causal, or the added channels of an image-to-video model."""
+        if self.causal and context.shape[1]:
+            clean = context.new_zeros(context.shape[:2])
+            # A context frame is known, so that it has no forecast.
+            known = replace(condition, forecast=None)
+            return self._frames(context, clean, clean[:, 0], known, keep=True)[1]
         if not self.concatenates:
             return KVCache(context=context)
         self.require_context(context)
@@ -242,13 +259,12 @@ class WanGenerator(DiffusersGenerator):
             x = torch.cat([torch.cat([noisy, latents], dim=1), cache.channels], dim=2)
             attention, image = self._attention(x), cache.image_features
             return self._predict(x, first, first, condition, attention, image)[:, count:]
-        x, timesteps = torch.cat([context, latents], dim=1), first
-        if count or blocks is not None:
-            timesteps = torch.cat([timestep.new_zeros(len(timestep), count), timestep], dim=1)
+        x, timesteps = after(context, latents, timestep)
         if blocks is not None:
             blocks = torch.cat([blocks[:1].expand(count), blocks])
-        attention = self._attention(x, blocks)
-        return self._predict(x, timesteps, first, condition, attention)[:, count:]
+        elif not count:  # one for all frames, as in the pipeline, so that bits are equal
+            timesteps = first
+        return self._frames(x, timesteps, first, condition, blocks)[0][:, count:]
 
     @property
     def networks(self) -> list[nn.Module]:
@@ -268,22 +284,53 @@ class WanGenerator(DiffusersGenerator):
         return not self.concatenates and self.network_2 is None
 
     def prefill_chunk(
-        self, context: Context, latents: Latents, timestep: PerFrame, condition: Condition
+        self,
+        context: Context,
+        latents: Latents,
+        timestep: PerFrame,
+        condition: Condition,
+        keep: bool = True,
     ) -> tuple[Latents, KVCache]:
         """Return the velocity of a chunk, and keys and values of it and its context, block by block."""
-        x = torch.cat([context, latents], dim=1)
-        per_frame = torch.cat([timestep.new_zeros(context.shape[:2]), timestep], dim=1)
-        attention = self._attention(x, present=[(x[:0], x[:0])] * len(self.layers))
-        velocity = self._predict(x, per_frame, timestep[:, 0], condition, attention)
-        assert attention is not None and attention.present is not None
+        count = context.shape[1]
+        # Context does not see the chunk, as in `prefill`, so both ways give equal features.
+        blocks = torch.tensor([0] * count + [1] * latents.shape[1]) if self.causal and count else None
+        frames, first = after(context, latents, timestep), timestep[:, 0]
+        velocity, cache = self._frames(*frames, first, condition, blocks, keep)
+        return velocity[:, count:], cache
+
+    def _frames(
+        self,
+        x: Float[Tensor, "b t c h w"],
+        timestep: Tensor,
+        first: Float[Tensor, " b"],
+        condition: Condition,
+        blocks: Int[Tensor, " t"] | None = None,
+        keep: bool = False,
+    ) -> tuple[Latents, KVCache]:
+        """Return the velocity of frames, and with `keep` their keys and values, block by block.
+
+        Timesteps are those of `_predict`.
+        """
+        attention = self._attention(x, blocks, present=[(x[:0], x[:0])] * len(self.layers) if keep else None)
+        velocity = self._predict(x, timestep, first, condition, attention)
+        if attention is None or attention.present is None:
+            return velocity, KVCache()
         present, attention.present = attention.present, None
-        return velocity[:, context.shape[1] :], KVCache(tuple(present))
+        return velocity, KVCache(tuple(present))
 
     def sigma_at(self, position: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
         """Return the sigma at a position of the scheduler's own schedule."""
         assert isinstance(self.path, FlowPath)
         count = self.path.count
         return self.path.sigmas.to(position)[((1 - position) * count).long().clamp(max=count - 1)]
+
+    def timesteps(self, num_inference_steps: int) -> dict[str, Any]:
+        """Return the pipeline's arguments; causal: even sigmas, at which models of few steps are trained."""
+        if self.causal and isinstance(self.scheduler, FlowMatchEulerDiscreteScheduler):
+            # Its own end near noise 0, where the last of a few steps would be wasted.
+            return {"sigmas": np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)}
+        return super().timesteps(num_inference_steps)
 
     def added_channels(self, context: Context, grey: Latents) -> Float[Tensor, "b n m h w"]:
         """Return the added channels: a mask of the known frames, and latents.
