@@ -16,7 +16,6 @@ from worldmodel.config.model import (
 from worldmodel.config.state import StateConfig
 from worldmodel.config.train import (
     DataConfig,
-    DecoderName,
     DiagnosticsConfig,
     MeshConfig,
     SourceConfig,
@@ -34,7 +33,6 @@ __all__ = [
     "CodecConfig",
     "ConditionAdapterConfig",
     "DataConfig",
-    "DecoderName",
     "DiagnosticsConfig",
     "FlowConfig",
     "FlowSourceConfig",

@@ -10,7 +10,6 @@ from worldmodel.config.imports import check_extension
 from worldmodel.config.model import WorldModelConfig
 from worldmodel.errors import ConfigError
 
-DecoderName = Literal["pyav", "torchcodec"]
 OBJECTIVES = ("codec", "language", "alignment", "state", "prompt", "prompt_kl", "generator", "joint")
 OPTIMIZERS = ("muon",)
 SCHEDULES = ("warmup_stable_decay", "cosine")
@@ -177,8 +176,6 @@ class DataConfig:
     """Processes that read and decode; 0 reads in the training process, between steps."""
     prefetch: int = 2
     """Batches that are read ahead, with `num_workers` above 0."""
-    decoder: DecoderName = "pyav"
-    """What decodes MP4, MOV, MKV and WebM: pyav or torchcodec."""
     window: int = 1024
     """Size of the shuffle window in clips; larger windows mix better and seek more."""
     length_buckets: bool = False

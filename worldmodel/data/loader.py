@@ -208,7 +208,7 @@ class BatchLoader:
     def _request(self, sample: Sample, episode: int, step: int) -> Request:
         recipe = self._source(sample).at(episode)
         task, rounds = self.sampler.task(step), self.stage.rounds
-        return Request(recipe, task, self.seed, episode, rounds, self.config.decoder)
+        return Request(recipe, task, self.seed, episode, rounds)
 
     def _source(self, sample: Sample) -> Source:
         """Return the source of a sample, and record it for the message of a timeout."""

@@ -8,7 +8,6 @@ from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.config.imports import import_object
 from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
-from worldmodel.media import use_decoder
 
 SOURCE_KINDS = {
     "clips": "worldmodel.data.tables:TableSource",
@@ -129,7 +128,6 @@ def open_sources(config: DataConfig, model: WorldModelConfig) -> dict[str, Sourc
             raise ConfigError(f"data.{name} is {getattr(config, name)}; use {least} or more.")
     if not 0 < config.timeout_s < math.inf:
         raise ConfigError(f"data.timeout_s is {config.timeout_s:g}; use a number of seconds above 0.")
-    use_decoder(config.decoder)
     if not 0 <= config.max_bad_fraction <= 1:
         raise ConfigError(f"data.max_bad_fraction is {config.max_bad_fraction:g}; use a share from 0 to 1.")
     for name, source in config.sources.items():

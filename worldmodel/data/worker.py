@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from worldmodel.config import DecoderName
 from worldmodel.data.sources import Recipe
 from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError, InputError, WorldModelError
-from worldmodel.media import use_decoder
 from worldmodel.processes import Child, ChildError, Connection
 
 T = TypeVar("T")
@@ -34,7 +32,6 @@ class Request:
     seed: int
     index: int
     rounds: int
-    decoder: DecoderName = "pyav"
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,6 @@ Result = Episode | BadClip | Failure
 def make_episode(request: Request) -> Result:
     """Make an episode."""
     try:
-        use_decoder(request.decoder)
         return request.recipe.episode(request.task, request.seed, request.index, request.rounds)
     except InputError as error:
         return BadClip(str(error))

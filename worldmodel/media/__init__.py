@@ -14,7 +14,6 @@ from worldmodel.media.limits import MediaLimits
 from worldmodel.media.observation import read_observation
 from worldmodel.media.shared_video import frame_size, shared_video
 from worldmodel.media.source import Source
-from worldmodel.media.torchcodec import use_decoder
 from worldmodel.media.video import Frames, Video, open_video, read_video
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "read_video",
     "sample_frames",
     "shared_video",
-    "use_decoder",
     "write_image",
     "write_video",
 ]

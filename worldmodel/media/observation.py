@@ -72,11 +72,7 @@ def _array_of(tensor: Any) -> np.ndarray:
 
 
 def _from_unit_range(pixels: np.ndarray) -> np.ndarray:
-    """Return floats from 0 to 1 as uint8.
-
-    Raises:
-        InputError: they have other values.
-    """
+    """Return floats from 0 to 1 as uint8."""
     low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
     if not (low >= 0 and high <= 1):  # also where one is not a number
         raise InputError(

@@ -14,9 +14,8 @@ from av.video.reformatter import VideoReformatter
 
 from worldmodel.config import ImageSize
 from worldmodel.errors import InputError
-from worldmodel.media import sniff, torchcodec
-from worldmodel.media.hdr import HDR_TRANSFERS
-from worldmodel.media.image import check_sides, crop_and_resize
+from worldmodel.media import sniff
+from worldmodel.media.image import check_sides
 from worldmodel.media.limits import DEMUXERS, MediaLimits
 from worldmodel.media.video import Frames, decoding_errors, pixel_aspect, to_frame
 
@@ -67,11 +66,6 @@ class SharedVideo:
         """
         frames: list[np.ndarray] = []
         converter, tolerance = VideoReformatter(), self.step / 4
-        if torchcodec.is_used() and self.stream.codec_context.color_trc not in HDR_TRANSFERS:
-            with self.lock, decoding_errors(self.name):
-                images = self.timed_frames.at([time + tolerance for time in times])
-                frames = [crop_and_resize(image, size, self.aspect) for image in images]
-            return self._all(frames, times)
         shown: av.VideoFrame | None = None
         picture: np.ndarray | None = None
         end = 0.0
@@ -89,9 +83,6 @@ class SharedVideo:
             while shown is not None and len(frames) < len(times) and times[len(frames)] < end:
                 picture = to_frame(shown, converter, size, self.aspect)
                 frames.append(picture)
-        return self._all(frames, times)
-
-    def _all(self, frames: Sequence[np.ndarray], times: Sequence[float]) -> Frames:
         if len(frames) < len(times):
             raise InputError(f"{self.name} ends before {times[len(frames)]:.2f} s; download it again.")
         return np.stack(frames)
@@ -106,11 +97,6 @@ class SharedVideo:
         with self.lock, decoding_errors(self.name):
             _, frame = next(self._decode(0.0))
         return (frame.width, frame.height) if frame.rotation % 180 else (frame.height, frame.width)
-
-    @cached_property
-    def timed_frames(self) -> torchcodec.TimedFrames:
-        """The same file for torchcodec, which indexes its frames once."""
-        return torchcodec.TimedFrames(open_path(self.path))
 
     def _decode(self, first: float) -> Iterator[tuple[float, av.VideoFrame]]:
         """Yield frames and their times from one at or before `first` on."""

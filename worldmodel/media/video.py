@@ -20,7 +20,7 @@ from PIL import Image
 
 from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
-from worldmodel.media import sniff, torchcodec
+from worldmodel.media import sniff
 from worldmodel.media.hdr import HDR_TRANSFERS, tone_mapped
 from worldmodel.media.image import Frame, check_sides, crop_and_resize
 from worldmodel.media.limits import DEMUXERS, MediaLimits, list_formats
@@ -126,16 +126,11 @@ class Video:
         if not 0 <= start_s < math.inf:
             raise InputError(f"start_s is {start_s}; use 0 or more seconds.")
         with decoding_errors(self.name):
-            stream = self._stream()
-            aspect, is_hdr = pixel_aspect(stream), stream.codec_context.color_trc in HDR_TRANSFERS
-            if fps is not None and self.seekable and torchcodec.is_used() and not newest and not is_hdr:
-                images = self._timed(fps, max_frames, start_s)
-                frames = [crop_and_resize(image, size, aspect) for image in images]
-            else:
-                converter = VideoReformatter()  # of all frames: creating one costs more than a conversion
-                resampled = _resample(self.decode(start_s), fps, start_s)
-                chosen = deque(resampled, max_frames) if newest else itertools.islice(resampled, max_frames)
-                frames = [to_frame(frame, converter, size, aspect) for _, frame in chosen]
+            aspect = pixel_aspect(self._stream())
+            converter = VideoReformatter()  # of all frames: creating one costs more than a conversion
+            resampled = _resample(self.decode(start_s), fps, start_s)
+            chosen = deque(resampled, max_frames) if newest else itertools.islice(resampled, max_frames)
+            frames = [to_frame(frame, converter, size, aspect) for _, frame in chosen]
         if not frames:
             part = f" from {start_s:g} s on" if start_s else ""
             raise InputError(f"{self.name} has no decodable frame{part}; export it again as MP4 (H.264).")
@@ -180,29 +175,6 @@ class Video:
             raise InputError(f"{name} is longer than {limits.max_video_s:.0f} seconds; cut it first.")
         return stream
 
-    def _timed(self, fps: float, max_frames: int, start_s: float) -> Iterator[Image.Image]:
-        """Yield the frames on screen 0, 1, 2, ... / fps after `start_s`, decoded by torchcodec."""
-        stream, count = self._stream(), 0
-        times = [start_s + index / fps + 1e-3 for index in range(max_frames)]  # the tolerance of _resample
-        for image in torchcodec.TimedFrames(self.data).at(times):
-            count += 1
-            yield image
-        if count < max_frames:  # at the end of the file
-            packets = [packet for packet in self.container.demux(stream) if packet.size]
-            start = float((stream.start_time or 0) * (stream.time_base or 0))
-            if self._lacks(stream, len(packets), _last_end(packets, 1 / _rate(stream)) - start) or any(
-                packet.is_corrupt for packet in packets
-            ):
-                raise InputError(f"{self.name} is cut off after {count} frames; export or download it again.")
-
-    def _lacks(self, stream: VideoStream, num_packets: int, end_s: float) -> bool:
-        """Return whether a file that was read to its end has less than its header announces.
-
-        Packets and their duration must both fall short: a packet may rightly decode to no frame, and FFmpeg
-        does not read the packets that the edit list of a trimmed video hides.
-        """
-        return num_packets < stream.frames and end_s < self.duration_s - 0.5 / _rate(stream)
-
     def decode(self, start_s: float) -> Iterator[tuple[float, float, av.VideoFrame]]:
         """Yield (start, end, frame), in seconds after the start of the file, from before `start_s` on.
 
@@ -234,7 +206,10 @@ class Video:
                 count, end = count + 1, start + length
                 origin = start if origin is None else origin
                 yield start - origin, end - origin, frame
-        if from_start and self._lacks(stream, packets, end - (origin or 0.0)):
+        # Packets and their duration must both fall short of the header: a packet may rightly decode to no
+        # frame, and FFmpeg does not read the packets that the edit list of a trimmed video hides.
+        lacks = from_start and packets < stream.frames
+        if lacks and end - (origin or 0.0) < self.duration_s - 0.5 * step:
             raise InputError(f"{name} is cut off after {count} frames; export or download it again.")
 
 
