@@ -131,13 +131,6 @@ class Part:
         return data
 
 
-@dataclass(frozen=True)
-class Stills:
-    """A clip stored as encoded images, one per frame."""
-
-    frames: tuple[bytes, ...]
-
-
 @runtime_checkable
 class Footage(Protocol):
     """Frames by number at the frame rate of a format."""
@@ -169,11 +162,6 @@ class Span:
     """Frames per second of the file."""
 
     def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
-        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
-
-        Raises:
-            InputError: the file is missing, damaged or too short.
-        """
         count = min(wanted, self.length(format) - first)
         # The middle of the span that a frame is on screen: times of containers are rounded.
         middle, slower = 0.25 / max(self.fps, format.fps), self.fps / self.file_fps
@@ -181,7 +169,6 @@ class Span:
         return media.shared_video(self.path).read(format.size, [self.start + slower * time for time in times])
 
     def length(self, format: RoundFormat) -> int:
-        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
         return int((self.num_frames - 1) / self.fps * format.fps + 1e-3) + 1
 
 
@@ -199,7 +186,7 @@ class Clip:
     """
 
     name: str
-    video: Files | Part | Stills | Footage | bytes = field(repr=False)
+    video: Files | Part | Footage | bytes = field(repr=False)
     format: RoundFormat
     text: Track = NOTHING
     question: Track = NOTHING
@@ -301,11 +288,7 @@ class Clip:
             raise InputError(f"it has {num_frames} frames at {fps} fps, and a round needs 1 + {chunk}")
 
     def _check_words(self, actions: Sequence[Action]) -> None:
-        """Check that the texts of actions are short enough; a text that is to be written may be longer.
-
-        Raises:
-            InputError: one is not.
-        """
+        """Check that the texts of actions are short enough; a text that is to be written may be longer."""
         most = self.format.max_words
         for action in actions:
             for text in filter(None, (each.text for each in (action, *action.chunk))):
@@ -319,9 +302,6 @@ class Clip:
         """Check that lists have an entry for each action of the clip's rounds.
 
         They may have one for the rest of its frames, too, and one that begins at its last frame.
-
-        Raises:
-            InputError: a list is shorter or longer.
         """
         lists: dict[str, tuple[int, float]] = {
             name: (len(track.values), self.format.action_frames)
@@ -397,10 +377,6 @@ class Clip:
         They begin with up to `before` frames before that one, as many as the clip has.
         """
         source = self.video
-        if isinstance(source, Stills):
-            first = draw_first(len(source.frames))
-            chosen = source.frames[max(0, first - before) : first + wanted]
-            return first, np.stack([media.read_image(frame, self.format.size) for frame in chosen])
         if isinstance(source, Footage):
             first = draw_first(source.length(self.format))
             earlier = min(before, first)

@@ -5,7 +5,8 @@ import math
 import os
 import re
 import tarfile
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,8 +26,53 @@ MAX_OPEN = 16
 """Row groups of images that a process keeps."""
 
 
+class Images(ABC):
+    """Footage of encoded images, one for each frame."""
+
+    fps: float
+    """Frames per second; 0: those of the format."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of the images."""
+
+    @abstractmethod
+    def files(self, numbers: Sequence[int]) -> Sequence[bytes | str]:
+        """Return the contents, or the paths, of the images of some numbers.
+
+        Raises:
+            InputError: a file is missing or damaged, or some images are not there.
+        """
+
+    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
+        count = max(min(wanted, self.length(format) - first), 1)
+        step, last = (self.fps or format.fps) / format.fps, len(self) - 1
+        rows = [min(int((first + index) * step + 1e-3), last) for index in range(count)]
+        numbers = sorted({*rows})  # several times may fall on one image
+        pictures = [media.read_image(file, format.size) for file in self.files(numbers)]
+        found = dict(zip(numbers, pictures, strict=True))
+        return np.stack([found[row] for row in rows])
+
+    def length(self, format: RoundFormat) -> int:
+        return int((len(self) - 1) * format.fps / (self.fps or format.fps) + 1e-3) + 1
+
+
 @dataclass(frozen=True)
-class ImageRows:
+class Stills(Images):
+    """Images in memory, at the frame rate of the format."""
+
+    frames: tuple[bytes, ...]
+    fps: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def files(self, numbers: Sequence[int]) -> list[bytes]:
+        return [self.frames[number] for number in numbers]
+
+
+@dataclass(frozen=True)
+class ImageRows(Images):
     """Encoded images in a column of a parquet file, one in each row of an episode."""
 
     path: str
@@ -37,38 +83,24 @@ class ImageRows:
     root: str
     """Folder in which files lie that cells name in place of their bytes."""
 
-    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
-        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
+    def __len__(self) -> int:
+        return self.num_frames
 
-        Raises:
-            InputError: the file is missing or damaged, or a row has no image.
-        """
-        count = max(min(wanted, self.length(format) - first), 1)
-        times = (np.arange(first, first + count) / format.fps).tolist()
-        rows = [min(int(time * self.fps + 1e-3), self.num_frames - 1) for time in times]
-        found = {row: self._image(row, format) for row in sorted({*rows})}
-        return np.stack([found[row] for row in rows])
+    def files(self, numbers: Sequence[int]) -> list[bytes | str]:
+        return [self._file(number) for number in numbers]
 
-    def length(self, format: RoundFormat) -> int:
-        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
-        return int((self.num_frames - 1) / self.fps * format.fps + 1e-3) + 1
-
-    def _image(self, row: int, format: RoundFormat) -> np.ndarray:
+    def _file(self, row: int) -> bytes | str:
         cell = _cell(self.path, self.column, self.first_row + row)
         data, path = (cell.get("bytes"), cell.get("path")) if isinstance(cell, Mapping) else (cell, cell)
         if isinstance(data, bytes):
-            return media.read_image(data, format.size)
+            return data
         if not isinstance(path, str) or self.root.startswith(REMOTE):
             raise InputError(f"its row {row + 1} has no image in {self.column}")
-        return media.read_image(inside(os.path.abspath(self.root), path), format.size)
+        return inside(os.path.abspath(self.root), path)
 
 
 def _cell(path: str, column: str, row: int) -> Any:
-    """Return a cell; the row groups that were read last are kept.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return a cell; the row groups that were read last are kept."""
     try:
         starts = _starts(path, os.getpid())
         group = int(np.searchsorted(starts, row, side="right")) - 1
@@ -103,7 +135,7 @@ def row_groups(path: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class TarFrames:
+class TarFrames(Images):
     """Numbered images of one sample in a tar file, of which the range has the first and the last."""
 
     part: Part
@@ -111,29 +143,19 @@ class TarFrames:
     """Matches what follows the first dot in the name of an image: what is before its number, and that."""
     num_frames: int
     fps: float
-    """Frames per second; 0: those of the format."""
 
-    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
-        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
+    def __len__(self) -> int:
+        return self.num_frames
 
-        Raises:
-            InputError: the file is gone or damaged, or a number is missing among those of the images.
-        """
-        count = max(min(wanted, self.length(format) - first), 1)
-        images, rate = self.images(), (self.fps or format.fps) / format.fps
-        rows = [min(int((first + index) * rate + 1e-3), len(images) - 1) for index in range(count)]
-        found = {row: media.read_image(images[row], format.size) for row in sorted({*rows})}
-        return np.stack([found[row] for row in rows])
-
-    def length(self, format: RoundFormat) -> int:
-        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
-        return int((self.num_frames - 1) * format.fps / (self.fps or format.fps) + 1e-3) + 1
+    def files(self, numbers: Sequence[int]) -> list[bytes]:
+        images = self.images()
+        return [images[min(number, len(images) - 1)] for number in numbers]
 
     def images(self) -> list[bytes]:
         """Return the files of the images, by their numbers.
 
         Raises:
-            InputError: as `read`.
+            InputError: the file is gone or damaged, or a number is missing among those of the images.
         """
         if self.part.size > (most := media.MediaLimits().max_video_bytes):
             raise InputError(f"its images have more than {most // 2**20} MiB together; divide the clip")
@@ -160,7 +182,7 @@ class TarFrames:
 
 
 @dataclass(frozen=True)
-class ImageFolder:
+class ImageFolder(Images):
     """Numbered images in a folder."""
 
     path: str
@@ -172,23 +194,12 @@ class ImageFolder:
     ends: tuple[str, str] | None = None
     """Instead of these, the names of its first and last image."""
 
-    def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
-        """Return up to `wanted` frames at the frame rate of a format, beginning with number `first`.
+    def __len__(self) -> int:
+        return len(self.images())
 
-        Raises:
-            InputError: as `images`, or an image cannot be read.
-        """
-        images, count = self.images(), max(min(wanted, self.length(format) - first), 1)
-        rows = [
-            min(int((first + index) / format.fps * self.fps + 1e-3), len(images) - 1)
-            for index in range(count)
-        ]
-        found = {row: media.read_image(f"{self.path}/{images[row]}", format.size) for row in sorted({*rows})}
-        return np.stack([found[row] for row in rows])
-
-    def length(self, format: RoundFormat) -> int:
-        """Return the number of frames at the frame rate of a format, up to the last one's begin."""
-        return int((len(self.images()) - 1) / self.fps * format.fps + 1e-3) + 1
+    def files(self, numbers: Sequence[int]) -> list[str]:
+        images = self.images()
+        return [f"{self.path}/{images[number]}" for number in numbers]
 
     def images(self) -> list[str]:
         """Return the names of its images, by their numbers.
@@ -225,11 +236,7 @@ def _numbered(path: str, changed_ns: int, process: int) -> tuple[tuple[int, str]
 
 
 def _number(name: str) -> int:
-    """Return the last number in a name.
-
-    Raises:
-        InputError: it has none.
-    """
+    """Return the last number in a name."""
     numbers = re.findall(r"\d+", Path(name).stem)
     if not numbers:
         raise InputError(f"the image {name!r} has no number in its name")
@@ -243,7 +250,7 @@ class Tiles:
     parts: tuple[Footage, ...]
 
     def read(self, format: RoundFormat, first: int, wanted: int) -> np.ndarray:
-        """Return frames as the parts do, each scaled to its tile; without one, a tile is black."""
+        # Each frame is scaled to its tile; a place without a camera is black.
         rows, columns = grid(len(self.parts))
         height, width = height_width(format.size)
         tops = np.linspace(0, height, rows + 1).astype(int)
@@ -262,7 +269,6 @@ class Tiles:
         return whole
 
     def length(self, format: RoundFormat) -> int:
-        """Return the number of frames that all parts have."""
         return min(part.length(format) for part in self.parts)
 
 

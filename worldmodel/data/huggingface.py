@@ -26,10 +26,10 @@ import numpy as np
 from worldmodel import media
 from worldmodel.actions import Action
 from worldmodel.config import DataConfig, WorldModelConfig
-from worldmodel.data.clips import BrokenClip, Clip, Files, Part, RoundFormat, Stills
+from worldmodel.data.clips import BrokenClip, Clip, Files, Part, RoundFormat
 from worldmodel.data.columns import RowReader
 from worldmodel.data.files import inside, unread_format
-from worldmodel.data.footage import row_groups
+from worldmodel.data.footage import Stills, row_groups
 from worldmodel.data.sources import Recipe
 from worldmodel.episodes import DESCRIBE, Episode
 from worldmodel.errors import ConfigError, InputError, pip_install
@@ -113,12 +113,10 @@ class HuggingFaceSource:
         return dataset, {column: _type(feature) for column, feature in features.items()}
 
     def at(self, index: int) -> Recipe:
-        """Return row `index` of the endless stream."""
         row = self._stream(index % self.streams).row(index // self.streams)
         return self._recipe(row, f"{self.path} row {index + 1}")
 
     def sample(self) -> Iterator[Recipe]:
-        """Yield the recipe of every row once, from all streams in turn."""
         shards = [
             self.dataset.shard(self.streams, number, contiguous=False) for number in range(self.streams)
         ]
@@ -153,7 +151,6 @@ class HuggingFaceSource:
         return {self._mark_name(number): mark for number, mark in marks.items() if mark}
 
     def close(self) -> None:
-        """Stop reading."""
         for stream in self.opened.values():
             stream.close()
 

@@ -22,10 +22,10 @@ from worldmodel.config import (
     build,
 )
 from worldmodel.data.argument import read_source
-from worldmodel.data.clips import Files, Part, Span
+from worldmodel.data.clips import Files, Part
 from worldmodel.data.columns import OUTCOME
 from worldmodel.data.facts import TEXT_FPS, read_tracks, round_at, round_frames, setting_of
-from worldmodel.data.footage import ImageFolder, TarFrames
+from worldmodel.data.footage import Images
 from worldmodel.data.huggingface import HuggingFaceSource
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import read_recording
@@ -206,11 +206,7 @@ def _rows(source: Source) -> tuple[list[Mapping[str, Any]], list[str]]:
 
 
 def _probe(source: Source) -> media.MediaInfo:
-    """Return what the first video that can be read is.
-
-    Raises:
-        InputError: none of the first can.
-    """
+    """Return what the first video that can be read is."""
     reason = "it has no rows"
     sampled = (
         source.sample()
@@ -222,18 +218,12 @@ def _probe(source: Source) -> media.MediaInfo:
             video = getattr(recipe, "video", getattr(recipe, "image", None))
             if isinstance(video, Files | Part):
                 video = video.read()
-            if isinstance(video, TarFrames | ImageFolder):
-                images, fps = video.images(), video.fps or TEXT_FPS
-                first = f"{video.path}/{images[0]}" if isinstance(video, ImageFolder) else images[0]
-                found = media.probe(first, decode=False)
-                return replace(found, fps=fps, num_frames=len(images), duration_s=len(images) / fps)
+            if isinstance(video, Images):
+                count, fps = len(video), video.fps or TEXT_FPS
+                found = media.probe(video.files([0])[0], decode=False)
+                return replace(found, fps=fps, num_frames=count, duration_s=count / fps)
             if isinstance(video, str | bytes):
                 return media.probe(video, decode=False)
-            if isinstance(video, Span):
-                video = video.path
-            if frames := getattr(video, "frames", ()):
-                found = media.probe(frames[0], decode=False)
-                return replace(found, fps=None, num_frames=len(frames), duration_s=len(frames) / TEXT_FPS)
             reason = getattr(recipe, "reason", "") or reason
         except InputError as error:
             reason = str(error)
