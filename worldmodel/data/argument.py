@@ -128,11 +128,7 @@ def _check_untrained(path: str, name: str, config: TrainConfig) -> None:
 
 
 def _table_in(folder: Path) -> Path:
-    """Return the table of a folder: clips.csv or the like, or the only one.
-
-    Raises:
-        InputError: There is none, or several.
-    """
+    """Return the table of a folder: clips.csv or the like, or the only one."""
     # Metadata is often in json; a table of that kind is named itself.
     tables = sorted(path for path in folder.iterdir() if is_table(path) and path.suffix != ".json")
     named = [path for path in tables if path.stem == "clips"] or tables
@@ -143,11 +139,7 @@ def _table_in(folder: Path) -> Path:
 
 
 def _clips(path: Path) -> SourceConfig:
-    """Return a table as a source: with the columns that have the name of a field, or those of a preset.
-
-    Raises:
-        InputError: no column names videos.
-    """
+    """Return a table as a source: with the columns that have the name of a field, or those of a preset."""
     table = open_table(path)
     try:
         preset = next((name for name, each in PRESETS.items() if each.needed <= {*table.columns}), "")

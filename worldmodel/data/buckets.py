@@ -78,11 +78,9 @@ class BucketedSource:
         return replace(recipe, format=replace(recipe.format, size=self.buckets[self.bucket[row]]))
 
     def cost(self, index: int, rounds: int) -> float:
-        """Return the cost of an episode, as the source does."""
         return self.source.cost(int(self.rows[index % self.size]), rounds)
 
     def close(self) -> None:
-        """Close the source."""
         self.source.close()
 
 

@@ -273,11 +273,7 @@ class RowReader:
         return replace(track, values=tuple(checked[value] for value in track.values))
 
     def _fps(self, row: Row) -> float:
-        """Return the frames per second of a row's images and poses.
-
-        Raises:
-            InputError: they are not a number above 0.
-        """
+        """Return the frames per second of a row's images and poses."""
         stated = self._cell(row, "fps")
         if stated is None:
             return (self.preset.fps if self.preset else 0.0) or float(self.format.fps)
@@ -290,11 +286,7 @@ class RowReader:
         return fps
 
     def _outcomes(self, row: Row) -> Outcomes | None:
-        """Return the rewards of a row, and whether its episode ended with the last, if it has both.
-
-        Raises:
-            InputError: they are something else.
-        """
+        """Return the rewards of a row, and whether its episode ended with the last, if it has both."""
         rewards, ended = (self._cell(row, field) for field in OUTCOME)
         if rewards is None or ended is None:
             return None

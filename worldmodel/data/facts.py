@@ -198,11 +198,7 @@ def round_at(fps: float, frames: float) -> tuple[int, int]:
 
 
 def _stated_round(key: str, fps: int, rates: set[float]) -> tuple[int, int]:
-    """Return the same for stated rates of actions, exactly.
-
-    Raises:
-        ConfigError: there is no whole number of frames between two actions, or no such round of few frames.
-    """
+    """Return the same for stated rates of actions, exactly."""
     length = max(1, round(fps / max(rates)))
     fitting = (n for n in range(min(length, MAX_CHUNK), 0, -1) if length % n == 0 == fps * n % length)
     chunk = next(fitting, 0)

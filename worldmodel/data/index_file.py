@@ -6,19 +6,19 @@ was built.
 """
 
 import hashlib
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.format import read_array, write_array
 
 from worldmodel.errors import OutputError
 from worldmodel.io import atomic_file, user_cache
 
 MIN_BYTES = 2**20
 """Smaller files are read faster than their index."""
-VERSION = 4
+VERSION = 5
 
 
 def indexed(path: str | Path, kind: str, build: Callable[[], np.ndarray]) -> np.ndarray:
@@ -63,24 +63,21 @@ def _places(path: Path, kind: str) -> list[Path]:
 
 
 def _read(place: Path, stamp: np.ndarray) -> np.ndarray | None:
-    """Return a stored index: the stamp, the number of axes and their sizes stand before the values."""
+    """Return a stored index, before which its stamp stands."""
     try:
-        numbers = np.fromfile(place, dtype=np.int64)
-    except OSError:
+        with place.open("rb") as file:
+            known = read_array(file, allow_pickle=False)
+            return read_array(file, allow_pickle=False) if np.array_equal(known, stamp) else None
+    except (OSError, ValueError):  # there is none, or it is damaged
         return None
-    if len(numbers) <= len(stamp) or not np.array_equal(numbers[: len(stamp)], stamp):
-        return None
-    axes, rest = int(numbers[len(stamp)]), numbers[len(stamp) + 1 :]
-    shape, values = rest[:axes].tolist(), rest[axes:]
-    return values.reshape(shape) if math.prod(shape) == values.size else None  # else it is damaged
 
 
 def _write(places: list[Path], stamp: np.ndarray, made: np.ndarray) -> None:
     for place in places:
         try:
             with atomic_file(place) as temporary, temporary.open("wb") as file:
-                np.array([*stamp, made.ndim, *made.shape], dtype=np.int64).tofile(file)
-                np.ascontiguousarray(made, dtype=np.int64).tofile(file)
+                write_array(file, stamp)
+                write_array(file, np.asarray(made, dtype=np.int64))
             return
         except (OutputError, OSError):  # the folder cannot be written
             continue

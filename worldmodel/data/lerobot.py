@@ -178,14 +178,6 @@ class LeRobotDataset:
         height, width = feature["shape"][int(first) :][:2]
         return int(height), int(width)
 
-    def open(self, path: str) -> Any:
-        """Open a file of the dataset.
-
-        Raises:
-            OSError: there is none.
-        """
-        return self.files.open(path)
-
     def _most_tables(self) -> int:
         """Return how many data files of average length have actions of `MAX_BYTES`."""
         files = len({episode.data_path for episode in self.episodes})
@@ -368,7 +360,6 @@ class LeRobotSource:
             raise ConfigError(f"{key} has no episodes.")
 
     def at(self, index: int) -> Clip | BrokenClip:
-        """Return an episode."""
         chosen = self.chosen[index % self.size]
         return self.dataset.clip(chosen, self.format, self.takes, self.outcomes, self.names)
 
@@ -380,7 +371,7 @@ class LeRobotSource:
         """Return the episodes of a split, which `worldmodel data split` stores."""
         held: list[int] = []
         try:
-            with self.dataset.open("meta/split.json") as file:
+            with self.dataset.files.open("meta/split.json") as file:
                 held = [int(number) for number in json.load(file)["held-out"]]
             if not all(0 <= number < len(self.dataset.episodes) for number in held):
                 raise ValueError("it names episodes that do not exist")
@@ -412,7 +403,6 @@ class LeRobotSource:
         return max(1, min(rounds, frames // self.format.chunk))
 
     def close(self) -> None:
-        """Forget the actions that are in memory."""
         self.dataset.actions.cache_clear()
 
 

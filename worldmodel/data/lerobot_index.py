@@ -39,11 +39,7 @@ class LeRobotEpisode:
 
 
 class Files:
-    """The files of a dataset in a folder or on the Hub.
-
-    Args:
-        root: the folder, or its address.
-    """
+    """The files of a dataset in a folder or on the Hub."""
 
     def __init__(self, root: str) -> None:
         self.root = root

@@ -20,10 +20,6 @@ class SequenceLoader:
     disks, and all raise the same error. A step waits for the broadcast of its pixels as uint8, by NCCL on
     GPUs and by gloo on CPUs.
 
-    Args:
-        open_loader: Opens the loader.
-        mesh: All processes.
-
     Raises:
         WorldModelError: as `open_loader`.
     """

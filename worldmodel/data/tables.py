@@ -98,11 +98,7 @@ class LineTable:
         self.file.close()
 
     def _first_columns(self) -> list[str]:
-        """Return the columns of the first rows.
-
-        Raises:
-            InputError: none of them is valid.
-        """
+        """Return the columns of the first rows."""
         rows, errors = [], []
         for number in range(min(NUM_PROBED, len(self))):
             try:
@@ -314,7 +310,6 @@ class TableSource:
         self._probe()
 
     def at(self, index: int) -> Clip | BrokenClip:
-        """Return the clip of a row."""
         number, part = index % self.size, 0
         if self.starts is not None:
             row = int(np.searchsorted(self.starts, number, side="right")) - 1
@@ -366,7 +361,6 @@ class TableSource:
             return 1
 
     def close(self) -> None:
-        """Close the table."""
         self.table.close()
 
     def _probe(self) -> None:

@@ -103,7 +103,6 @@ class TarSource:
         self.tasks = self.reader.tasks
 
     def at(self, index: int) -> Clip | BrokenClip:
-        """Return a clip."""
         number = index % self.size
         shard, offset, size, *_, count = (int(x) for x in self.ranges[number])
         video = Part(self.shards[shard], offset, size)
@@ -123,7 +122,6 @@ class TarSource:
         """Do nothing: files are only open while they are read."""
 
     def __len__(self) -> int:
-        """Return the number of its rows."""
         return len(self.ranges)
 
     def row(self, number: int) -> Row:
@@ -210,11 +208,7 @@ def _ranges(shard: str, passed: Counter[str]) -> np.ndarray:
 
 
 def _rate(row: Row) -> float:
-    """Return the frame rate that a json part states; 0 if it states none.
-
-    Raises:
-        InputError: it is negative or not a number.
-    """
+    """Return the frame rate that a json part states; 0 if it states none."""
     fps = row.get("fps", 0.0)
     if not isinstance(fps, int | float) or not 0 <= fps < math.inf:
         raise InputError(f"its fps is {fps!r}, which is not a number of 0 or more")

@@ -22,11 +22,9 @@ class Document:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text."""
         return (self.text,)
 
     def episode(self, task: str, seed: int, index: int, rounds: int) -> Episode:
-        """Return the episode."""
         return Episode(self.name, answer=self.text)
 
 
@@ -53,7 +51,6 @@ class TextSource:
             raise ConfigError(f"{key}: {first.name}: {first.reason}.")
 
     def at(self, index: int) -> Document | BrokenClip:
-        """Return the document of a row."""
         number = index % self.size
         name = f"{self.label} row {number + 1}"
         try:
@@ -67,7 +64,6 @@ class TextSource:
         return rounds
 
     def close(self) -> None:
-        """Close the table."""
         self.table.close()
 
 
@@ -89,7 +85,6 @@ class TextStream(HuggingFaceSource):
         self._divide(dataset, [self.column], config, source.streams)
 
     def at(self, index: int) -> Document | BrokenClip:
-        """Return the document of row `index` of the endless stream."""
         row = self._stream(index % self.streams).row(index // self.streams)
         return _document(f"{self.path} row {index + 1}", row[self.column])
 

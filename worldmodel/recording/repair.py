@@ -326,11 +326,6 @@ class _Reader:
         )
 
     def read(self, number: int) -> RecordedEpisode:
-        """Return an episode.
-
-        Raises:
-            InputError: it is broken.
-        """
         return self._of_clip(number) if self.dataset is None else self._of_lerobot(number)
 
     def _of_clip(self, number: int) -> RecordedEpisode:
@@ -397,7 +392,7 @@ def _keep_split(examined: Examined, numbers: Sequence[int], folder: Path) -> Non
     if not isinstance(examined.source, LeRobotSource):
         return
     try:
-        with examined.source.dataset.open("meta/split.json") as file:
+        with examined.source.dataset.files.open("meta/split.json") as file:
             split = json.load(file)
     except OSError:
         return
