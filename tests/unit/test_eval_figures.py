@@ -20,7 +20,7 @@ from worldmodel.eval.data.inverse_dynamics import BATCH, EPOCHS, train_recognise
 from worldmodel.eval.data.outcomes import LATE, _f1, outcome_tables, outcomes
 from worldmodel.eval.examples import Album
 from worldmodel.eval.metrics import Played
-from worldmodel.eval.metrics.right import Right
+from worldmodel.eval.metrics.verdicts import Right
 from worldmodel.eval.suite import EvalSettings
 from worldmodel.eval.table import flat_rows
 from worldmodel.shapes.evaluation.suite import ShapesSuite

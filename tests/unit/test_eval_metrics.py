@@ -69,7 +69,7 @@ def grey_case(start: int, end: int) -> Case:
     )
 
 
-def test_every_module_of_the_folder_is_a_metric() -> None:
+def test_metrics_are_found_by_name() -> None:
     assert {
         "psnr",
         "ssim",

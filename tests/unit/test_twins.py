@@ -34,7 +34,7 @@ from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.data.suite import DataSettings, DataSuite
 from worldmodel.eval.data.twins import Twins, read_twins, twin_figures, twin_reader
 from worldmodel.eval.metrics import Played, get_metric
-from worldmodel.eval.metrics.obeyed import MIN_DIFFERENCE, MIN_PIXELS, where_differ
+from worldmodel.eval.metrics.twins import MIN_DIFFERENCE, MIN_PIXELS, where_differ
 from worldmodel.eval.suite import evaluate
 from worldmodel.models.world_model import WorldModel
 from worldmodel.recording import record_twins

@@ -114,7 +114,7 @@ def _actor(recipe: "Recipe") -> Actor | None:
     import numpy as np
 
     from worldmodel.eval.data.twins import read_twins, twin_reader
-    from worldmodel.eval.metrics.obeyed import where_differ
+    from worldmodel.eval.metrics.twins import where_differ
 
     held = recipe.config.data.sources.get("held")
     reader = held and twin_reader(replace(recipe.config.data, sources={"held": held}), recipe.config.model)

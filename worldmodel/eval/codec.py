@@ -37,13 +37,6 @@ def codec(
 
     `last_frame` is the strict verdict on the last frame of a clip, `image` the one on the still image before
     it; every metric has a figure of its name besides.
-
-    Args:
-        subject: The model.
-        cases: Rounds whose frames are encoded.
-        judge: Judge of the world.
-        album: Where examples are kept.
-        metrics: What is measured; by default `METRICS`.
     """
     chosen = get_metrics(METRICS) if metrics is None else metrics
     tally, values = Tally(), Values(chosen)

@@ -74,13 +74,12 @@ class ModelWorlds:
         model: WorldModel,
         state: WorldState,
         params: SamplingParams,
-        on_work: Callable[[int], None] = ignore_progress,
+        on_work: Callable[[int], object] = ignore_progress,
     ) -> None:
         self._model, self._state, self._params, self._on_work = model, state, params, on_work
         self._engine = LocalEngine(model.backbone)
 
     def step(self, actions: Sequence[Action]) -> Clips:
-        """Play one round of every world."""
         (self._state,) = play_round(self._model, self._engine, [self._state], actions, self._params)
         self._on_work(len(actions))
         return self._state.frames
@@ -110,7 +109,7 @@ class ModelSubject:
         self,
         model: WorldModel,
         num_inference_steps: int | None = None,
-        on_work: Callable[[int], None] = ignore_progress,
+        on_work: Callable[[int], object] = ignore_progress,
     ) -> None:
         self.model, self._on_work = model.eval(), on_work
         self._params = sampling_params(model, num_inference_steps, None)
@@ -119,7 +118,6 @@ class ModelSubject:
     def open(
         self, starts: Images | Clips, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
     ) -> Worlds:
-        """Start a world from every image or video; `actions` are those of the last rounds of the videos."""
         films = starts if starts.ndim == 5 else starts[:, None]
         state = start_worlds(self.model, films, tuple(seeds), actions)
         return ModelWorlds(self.model, state, self._params, self._on_work)
@@ -144,13 +142,11 @@ class ModelSubject:
 
     @torch.no_grad()
     def reconstruct(self, clips: Clips) -> Clips:
-        """Encode and decode clips."""
         pixels = self.model.decode(self.model.observe(self._pixels(clips)).latents)[:, : clips.shape[1]]
         self._on_work(len(clips))
         return _to_clips(pixels)
 
     def with_steps(self, num_inference_steps: int) -> "ModelSubject":
-        """Return the same model with another number of denoising steps; 0 decodes the forecast."""
         return ModelSubject(self.model, num_inference_steps, self._on_work)
 
     def _pixels(self, clips: Sequence[np.ndarray] | Clips) -> Float[Tensor, "b t 3 h w"]:

@@ -170,7 +170,7 @@ def evaluate(
     album, steps = Album(), settings.num_inference_steps
     bar = tqdm(desc="evaluating", unit="sample", disable=not progress, smoothing=0.05)
     if isinstance(model, WorldModel):
-        subject: Subject = ModelSubject(model, steps, lambda samples: _advance(bar, samples))
+        subject: Subject = ModelSubject(model, steps, bar.update)
         parts = suite.parts(settings, model.config, album)
         if settings.split is None:
             timing = partial(speed, model, 3, settings.seed, steps, suite.session_inputs)
@@ -222,7 +222,3 @@ def _all_figures(name: str, found: Any) -> list[Table]:
             units[metric] = get_metric(metric).unit
     title = name.replace("/", ", ").replace("_", " ").capitalize()
     return [Table(title, list(flat_rows(found, units)), details=True)]
-
-
-def _advance(bar: tqdm, samples: int) -> None:
-    bar.update(samples)

@@ -21,20 +21,18 @@ PATCH = 8
 DIFFERENT = 16.0
 """Mean absolute difference of one patch, in grey levels, from which two pictures differ."""
 MAX_ROUNDS = 2000
-"""Most recorded rounds that are searched for pairs with the same start."""
+"""Most recorded rounds from which those that are played are chosen."""
 TITLES: dict[str, tuple[str, Unit]] = {
     "differ": ("another action, another picture", "%"),
     "own_nearer": ("own action nearer to the truth", "%"),
     "recognised": ("other action recognised", "%"),
-    "same_start_differ": ("same start: differs where the truth does", "%"),
-    "same_start_agree": ("same start: agrees where the truth does", "%"),
 }
 """Titles and units of the figures."""
 
 
 def counterfactual_tables(results: Mapping[str, Any]) -> list[Table]:
     """Return the table of the figures."""
-    about = "Recorded rounds, played with their own and with another action. Same start: pairs in the data."
+    about = "Recorded rounds, played with their own and with another action."
     return subject_tables(results, "Counterfactuals", TITLES, about)
 
 
@@ -85,15 +83,13 @@ def counterfactuals(
 
     `differ`: share of rounds in which the two predictions differ, and `own_nearer`, share in which the
     prediction for the own action is nearer to the recorded frames; both over rounds in which the recorded
-    picture changes, with the action of another such round as the other action. `same_start_differ`: share of
-    pairs of recorded rounds with the same start, other actions and different true frames whose predictions
-    differ; `same_start_agree`: share of the pairs with the same true frames whose predictions agree. A figure
-    is absent where the data have no such rounds.
+    picture changes, with the action of another such round as the other action. A figure is absent where the
+    data have no such rounds.
 
     Args:
         subject: The model.
         reader: Reads the episodes.
-        count: Most rounds and most pairs that are played.
+        count: Most rounds that are played.
         forecasts: Whether the model makes a forecast that 0 denoising steps show.
         recogniser: Recognises actions in frames; adds `recognised`, the share of rounds with another action
             in which that action is recognised.
@@ -101,12 +97,12 @@ def counterfactuals(
     Returns:
         Figures by name and row.
     """
-    recorded = recorded_rounds(reader, count)
-    swapped, pairs = _swapped(recorded, count, reader.seed), same_starts(recorded, count)
+    swapped = _swapped(recorded_rounds(reader, count), count, reader.seed)
     results: dict[str, Any] = {}
     for name, each in {**subjects(subject, forecasts), "copy": None}.items():
         tally = Tally()
-        for batch in _batches(swapped):
+        for start in range(0, len(swapped), BATCH):
+            batch = swapped[start : start + BATCH]
             rounds = [true for true, _ in batch]
             own = _play(each, rounds, [true.action for true in rounds], reader.seed)
             others = _play(each, rounds, [other for _, other in batch], reader.seed)
@@ -118,34 +114,9 @@ def counterfactuals(
                 played = Played(starts, others, others, [other for _, other in batch])
                 for recognised in recogniser(played):
                     tally.count(recognised=bool(recognised))
-        for batch in _batches(pairs):
-            ones, twos = zip(*batch, strict=True)
-            first = _play(each, ones, [one.action for one in ones], reader.seed)
-            second = _play(each, twos, [two.action for two in twos], reader.seed)
-            for (one, two), made, other in zip(batch, first, second, strict=True):
-                apart = differ(made[-1], other[-1])
-                if differ(one.clip[-1], two.clip[-1]):
-                    tally.count(same_start_differ=apart)
-                else:
-                    tally.count(same_start_agree=not apart)
         for measure, figure in tally.figures().items():
             results.setdefault(measure, {})[name] = figure
     return results
-
-
-def same_starts(rounds: Sequence[RecordedRound], count: int) -> list[tuple[RecordedRound, RecordedRound]]:
-    """Return up to `count` pairs of rounds with the same frame before them and different actions."""
-    pairs: list[tuple[RecordedRound, RecordedRound]] = []
-    small = np.stack([_thumbnail(each.before) for each in rounds])
-    for index, one in enumerate(rounds):
-        near = np.flatnonzero(np.abs(small[index + 1 :] - small[index]).max(axis=1) < DIFFERENT)
-        for other in (rounds[index + 1 + int(step)] for step in near):
-            if one.action != other.action and not differ(one.before, other.before):
-                pairs.append((one, other))
-                break
-        if len(pairs) == count:
-            break
-    return pairs
 
 
 def _swapped(rounds: Sequence[RecordedRound], count: int, seed: int) -> list[tuple[RecordedRound, Action]]:
@@ -175,14 +146,3 @@ def _play(
 
 def _distance(made: Frames, true: Frames) -> float:
     return float(np.square(made.astype(np.float32) - true).mean())
-
-
-def _thumbnail(frame: Frame) -> np.ndarray:
-    """Return the mean colours of patches, flat, for finding candidates."""
-    height, width = (side - side % PATCH for side in frame.shape[:2])
-    cut = frame[:height, :width].astype(np.float32)
-    return cut.reshape(height // PATCH, PATCH, width // PATCH, PATCH, 3).mean(axis=(1, 3)).ravel()
-
-
-def _batches(items: Sequence[Any]) -> list[Sequence[Any]]:
-    return [items[start : start + BATCH] for start in range(0, len(items), BATCH)]

@@ -40,9 +40,6 @@ Rounds = UInt8[np.ndarray, "b f h w 3"]
 class ActionCode:
     """Targets of the network: words and keys that an action has, and its numbers, standardised.
 
-    Args:
-        actions: Actions of the rounds for training.
-
     Raises:
         InputError: All of them are the same.
     """
@@ -100,12 +97,7 @@ class ActionCode:
 
 
 class InverseDynamics(nn.Module):
-    """Predicts the action of a round from the frame before it and frames of it.
-
-    Args:
-        code: Targets of the network.
-        num_frames: Frames of a round that it reads.
-    """
+    """Predicts the action of a round from the frame before it and frames of it."""
 
     def __init__(self, code: ActionCode, num_frames: int) -> None:
         super().__init__()
@@ -151,10 +143,6 @@ class ActionRecognised(Metric):
 
 def train_recogniser(reader: EpisodeReader, steps: int) -> ActionRecognised:
     """Train an inverse-dynamics model on recorded rounds.
-
-    Args:
-        reader: Reads the episodes.
-        steps: Training steps.
 
     Raises:
         InputError: The episodes cannot be used, or all their actions are the same.

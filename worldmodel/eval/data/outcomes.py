@@ -1,5 +1,6 @@
 """Predicted rewards and ends of episodes against the recorded ones."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from worldmodel.episodes import Outcome
 from worldmodel.eval.data.episodes import EpisodeReader
 from worldmodel.eval.data.subjects import subject_tables
-from worldmodel.eval.figures import BOOTSTRAPS, Figure, mean_figure, rate_figure
+from worldmodel.eval.figures import Figure, bootstrap, mean_figure, rate_figure
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.table import Table, Unit
 
@@ -153,25 +154,20 @@ def _correlation(recorded: Sequence[np.ndarray], predicted: Sequence[np.ndarray]
     It is 0 if all predicted rewards are the same.
     """
 
-    def of(chosen: Sequence[int]) -> float:
+    def correlation(chosen: np.ndarray) -> float:
         x, y = (np.concatenate([rewards[index] for index in chosen]) for rewards in (recorded, predicted))
         x, y = x - x.mean(), y - y.mean()
         size = float(np.sqrt((x**2).sum() * (y**2).sum()))
         return float((x * y).sum()) / size if size else 0.0
 
-    rng, count = np.random.default_rng(0), len(recorded)
-    drawn = [of(rng.integers(count, size=count).tolist()) for _ in range(BOOTSTRAPS)]
-    low, high = np.percentile(drawn, (2.5, 97.5))
-    total = sum(map(len, recorded))
-    return {"value": of(range(count)), "low": float(low), "high": float(high), "n": total}
+    return bootstrap(correlation, len(recorded), sum(map(len, recorded)))
 
 
 def _f1(hits: np.ndarray, wanted: np.ndarray, found: np.ndarray) -> Figure:
     """Return F1 with a bootstrap interval over episodes; n is the number of recorded events."""
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(len(hits), size=(BOOTSTRAPS, len(hits)))
-    events = wanted[drawn].sum(1) + found[drawn].sum(1)
-    values = 2 * hits[drawn].sum(1)[events > 0] / events[events > 0]  # F1 is undefined without events
-    low, high = np.percentile(values, (2.5, 97.5))
-    value = 2 * hits.sum() / (wanted.sum() + found.sum())
-    return {"value": float(value), "low": float(low), "high": float(high), "n": int(wanted.sum())}
+
+    def f1(chosen: np.ndarray) -> float:
+        events = wanted[chosen].sum() + found[chosen].sum()
+        return 2 * hits[chosen].sum() / events if events else math.nan
+
+    return bootstrap(f1, len(hits), int(wanted.sum()))

@@ -16,9 +16,7 @@ from worldmodel.eval.data.subjects import play, subject_tables, subjects
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.figures import Figure
 from worldmodel.eval.metrics import Metric, Played
-from worldmodel.eval.metrics.contrast import Contrast
-from worldmodel.eval.metrics.error_there import ErrorThere
-from worldmodel.eval.metrics.obeyed import Obeyed, where_differ
+from worldmodel.eval.metrics.twins import Contrast, ErrorThere, Obeyed, where_differ
 from worldmodel.eval.runner import Clips, Subject
 from worldmodel.eval.table import Table
 from worldmodel.media import Frame, Frames

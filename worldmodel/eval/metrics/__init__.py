@@ -1,18 +1,16 @@
-"""Metrics: what is measured on played rounds, one metric per module of this folder.
+"""Metrics: what is measured on played rounds.
 
-A metric reads a batch of rounds beside their truth and returns one value for each. To add one, write a module
-with a subclass of `Metric`, in this folder or in a package of your own, and pass its name or `MODULE:CLASS`
-to `worldmodel eval --metric`, or add it to the list of a suite. Packages can also register metrics under the
-entry point group `worldmodel.metrics`. Tables, intervals, the report and JSON follow from the attributes of
-the class.
+A metric reads a batch of rounds beside their truth and returns one value for each. To add one, write a
+subclass of `Metric`, in this folder with its name in `METRICS` or in a package of your own, and pass its name
+or `MODULE:CLASS` to `worldmodel eval --metric`, or add it to the list of a suite. Packages can also register
+metrics under the entry point group `worldmodel.metrics`. Tables, intervals, the report and JSON follow from
+the attributes of the class.
 """
 
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -27,6 +25,21 @@ from worldmodel.eval.table import Unit
 
 GROUP = "worldmodel.metrics"
 """Entry point group of metrics in other packages."""
+METRICS = {
+    "named": f"{__name__}.verdicts:Named",
+    "others": f"{__name__}.verdicts:Others",
+    "strict": f"{__name__}.verdicts:Strict",
+    "right": f"{__name__}.verdicts:Right",
+    "every_frame": f"{__name__}.verdicts:EveryFrame",
+    "obeyed": f"{__name__}.twins:Obeyed",
+    "contrast": f"{__name__}.twins:Contrast",
+    "error_there": f"{__name__}.twins:ErrorThere",
+    "psnr": f"{__name__}.psnr:Psnr",
+    "ssim": f"{__name__}.ssim:Ssim",
+    "sharpness": f"{__name__}.sharpness:Sharpness",
+    "perceptual": f"{__name__}.perceptual:Perceptual",
+}
+"""Metrics of this package."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +122,12 @@ Metrics = Sequence[Metric]
 
 def metric_names() -> list[str]:
     """Return the names of all metrics that can be named without `module:Class`."""
-    own = [module.name for module in pkgutil.iter_modules(__path__)]
-    return sorted({*own, *(point.name for point in entry_points(group=GROUP))})
+    return sorted(_known())
+
+
+def _known() -> dict[str, str]:
+    """Return metrics as `module:Class` by name; no other package changes one of ours."""
+    return {**{point.name: point.value for point in entry_points(group=GROUP)}, **METRICS}
 
 
 def get_metric(name: str) -> Metric:
@@ -119,18 +136,13 @@ def get_metric(name: str) -> Metric:
     Raises:
         InputError: There is no such metric, or it takes arguments (`perceptual` has an option of its own).
     """
-    points = {point.name: point for point in entry_points(group=GROUP)}
+    known = _known()
+    if name not in known and ":" not in name:
+        raise InputError(
+            f"There is no metric {name!r}; use one of {', '.join(sorted(known))}, or MODULE:CLASS."
+        )
     try:
-        if ":" in name:
-            found: Any = import_object(name)
-        elif name in points:
-            found = points[name].load()
-        elif name in metric_names():
-            found = _metric_of(import_module(f"{__name__}.{name}"))
-        else:
-            raise InputError(
-                f"There is no metric {name!r}; use one of {', '.join(metric_names())}, or MODULE:CLASS."
-            )
+        found: Any = import_object(known.get(name, name))
         metric = found() if isinstance(found, type) else found
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InputError(
@@ -145,11 +157,3 @@ def get_metric(name: str) -> Metric:
 def get_metrics(names: Iterable[str]) -> list[Metric]:
     """Return metrics by their names, each once; for errors see `get_metric`."""
     return [get_metric(name) for name in dict.fromkeys(names)]
-
-
-def _metric_of(module: Any) -> type[Metric]:
-    """Return the metric that a module of this folder defines."""
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Metric) and value.__module__ == module.__name__:
-            return value
-    raise AttributeError(f"{module.__name__} has no subclass of Metric")

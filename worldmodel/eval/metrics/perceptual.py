@@ -35,11 +35,7 @@ SCALE = (0.458, 0.448, 0.450)
 
 
 class Perceptual(Metric):
-    """Learned perceptual distance of a round, the mean over its frames: 0 for equal ones.
-
-    Args:
-        path: safetensors file of LPIPS, see `PerceptualDistance`.
-    """
+    """Learned perceptual distance of a round, the mean over its frames: 0 for equal ones."""
 
     name, title, unit = "perceptual", "perceptual distance", ""
 

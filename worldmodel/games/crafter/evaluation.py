@@ -4,7 +4,7 @@ A tile counts where it can be read from the true frame: in the middle of a night
 edge.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
@@ -18,7 +18,7 @@ from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.data.outcomes import LATE, outcome_figures, outcome_tables
 from worldmodel.eval.data.subjects import TITLES, subject_tables
 from worldmodel.eval.examples import Album, Example
-from worldmodel.eval.figures import BOOTSTRAPS, Figure
+from worldmodel.eval.figures import Figure, bootstrap
 from worldmodel.eval.goals import Goal
 from worldmodel.eval.runner import Subject
 from worldmodel.eval.suite import CardText, EvalSettings, Part
@@ -322,7 +322,7 @@ def _count(counts: Counts, key: tuple[str, ...], right: np.ndarray, counted: np.
 def _share(pairs: Sequence[tuple[float, float]]) -> Figure:
     """Return hits over cases with a bootstrap interval over films; n is the number of cases."""
     hits, cases = np.array(pairs, np.float64).T
-    return _bootstrap(
+    return bootstrap(
         lambda rows: hits[rows].sum() / max(cases[rows].sum(), 1e-9), len(pairs), int(cases.sum())
     )
 
@@ -338,18 +338,11 @@ def _difference(pairs: Sequence[tuple[Names, Names]]) -> Figure:
             for name in tiles:
                 tables[which, row, names[name]] += 1
 
-    def distance(rows: Any) -> float:
+    def distance(rows: np.ndarray) -> float:
         shown, true = (table[rows].sum(axis=0) / table[rows].sum() for table in tables)
         return float(np.abs(shown - true).sum() / 2)
 
-    return _bootstrap(distance, len(pairs), int(tables[0].sum()))
-
-
-def _bootstrap(of: Callable[[Any], float], rows: int, n: int) -> Figure:
-    rng = np.random.default_rng(0)
-    drawn = [of(rng.integers(rows, size=rows)) for _ in range(BOOTSTRAPS)]
-    low, high = np.percentile(drawn, (2.5, 97.5))
-    return {"value": float(of(slice(None))), "low": float(low), "high": float(high), "n": n}
+    return bootstrap(distance, len(pairs), int(tables[0].sum()))
 
 
 def _example(film: Film, made: Sequence[Frame], rows: Mapping[str, Sequence[Reading]]) -> Example:

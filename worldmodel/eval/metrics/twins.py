@@ -1,4 +1,4 @@
-"""Whether a model obeys: two futures of one moment, under two sequences of actions, beside both truths.
+"""Two futures of one moment, under two sequences of actions, beside both truths: whether a model obeys.
 
 Everything is measured over the pixels where the two true films differ: the rest says nothing of the actions.
 """
@@ -31,6 +31,31 @@ class Obeyed(Metric):
         return [
             _square(pair.made, pair.true) + _square(pair.other_made, pair.other_true)
             < _square(pair.made, pair.other_true) + _square(pair.other_made, pair.true)
+            for pair in differing(played)
+        ]
+
+
+class Contrast(Metric):
+    """Distance of the model's two films over that of their truths, where these differ: 1 for the truth."""
+
+    name, title, unit = "contrast", "contrast", ""
+
+    def __call__(self, played: Played) -> Sequence[float]:
+        return [
+            distance((pair.made, pair.other_made)) / distance((pair.true, pair.other_true))
+            for pair in differing(played)
+        ]
+
+
+class ErrorThere(Metric):
+    """Error of the model's two films over that of a copy of the last frame, where the truths differ."""
+
+    name, title, unit = "error_there", "error there, of a copy's", ""
+
+    def __call__(self, played: Played) -> Sequence[float]:
+        return [
+            distance((pair.made, pair.true), (pair.other_made, pair.other_true))
+            / distance((pair.before, pair.true), (pair.before, pair.other_true))
             for pair in differing(played)
         ]
 
