@@ -192,14 +192,21 @@ def empty_room(max_steps: int) -> Any:
     return EnvironmentEpisodes(made)
 
 
+def goal_reward() -> Callable[[Frames, Action], float]:
+    """Return a reward of 1 for a round after which the agent is on the goal."""
+    from worldmodel.games.minigrid_judge import MiniGridJudge
+
+    judge = MiniGridJudge()
+    return lambda frames, action: float(any("on the goal" in name for name in judge.read(frames[-1]).ravel()))
+
+
 @pytest.mark.slow
 def test_a_real_environment_is_solved_by_its_own_copies() -> None:
     played = empty_room(max_steps=12)
-    from worldmodel.games.minigrid_judge import GoalReward
     from worldmodel.planning.environment import EnvironmentSimulator, control, random_attempt
 
     settings = PlanSettings("search", horizon=8, until=1)
-    attempt = control(played, 0, EnvironmentSimulator(played), Return(GoalReward()), TURNS, settings)
+    attempt = control(played, 0, EnvironmentSimulator(played), Return(goal_reward()), TURNS, settings)
     names = [action.keys[0] for action in attempt.actions]
     assert names == ["forward", "forward", "right", "forward", "forward"]
     assert (attempt.success, len(attempt.plans), len(attempt.frames)) == (True, 1, 6)
@@ -215,10 +222,9 @@ def test_a_real_environment_is_solved_by_its_own_copies() -> None:
 
 def test_a_plan_may_be_made_anew_after_some_actions() -> None:
     played = empty_room(max_steps=4)
-    from worldmodel.games.minigrid_judge import GoalReward
     from worldmodel.planning.environment import EnvironmentSimulator, EnvironmentState, control
 
-    settings, goal = PlanSettings("search", horizon=8, until=1), Return(GoalReward())
+    settings, goal = PlanSettings("search", horizon=8, until=1), Return(goal_reward())
     begun = []
 
     class Simulator(EnvironmentSimulator):

@@ -28,7 +28,6 @@ class CoinRun(gymnasium.Env):
         self.action_space = spaces.Discrete(len(ACTIONS))
 
     def get_action_meanings(self) -> list[str]:
-        """Return the names of the actions."""
         return list(ACTIONS)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:

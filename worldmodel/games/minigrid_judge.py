@@ -10,24 +10,12 @@ from itertools import product
 
 import numpy as np
 
-from worldmodel.actions import Action
 from worldmodel.errors import InputError
 from worldmodel.eval.judge import Verdict
-from worldmodel.media import Frame, Frames, crop_and_resize
+from worldmodel.media import Frame, crop_and_resize
 
 DIRECTIONS = ("right", "down", "left", "up")
 """Names of MiniGrid's directions of the agent."""
-
-
-class GoalReward:
-    """1 for a round after which the agent is on the goal, for `worldmodel plan --reward`."""
-
-    def __init__(self) -> None:
-        self.judge = MiniGridJudge()
-
-    def __call__(self, frames: Frames, action: Action) -> float:
-        """Return the reward of a round."""
-        return float(any("on the goal" in name for name in self.judge.read(frames[-1]).ravel()))
 
 
 class MiniGridJudge:

@@ -7,7 +7,6 @@ that was not; the encoder may write the same frames in other bytes. There are tw
 """
 
 import errno
-import importlib
 import multiprocessing
 import shutil
 import signal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 from tqdm import tqdm
 
 from worldmodel import signals
+from worldmodel.config.imports import import_object
 from worldmodel.data.facts import hold_out
 from worldmodel.data.twins import BRANCHES, FOLDER, HISTORY, STEPS, Inside
 from worldmodel.errors import InputError, OutputError, pip_install
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 Format = Literal["lerobot", "clips"]
 FORMATS = {
-    "minari": ("worldmodel.recording.minari", "MinariEpisodes"),
-    "vpt": ("worldmodel.recording.vpt", "VptEpisodes"),
+    "minari": "worldmodel.recording.minari:MinariEpisodes",
+    "vpt": "worldmodel.recording.vpt:VptEpisodes",
 }
-"""Formats that can be converted: module and class of their episodes."""
+"""Formats that can be converted: `module:Class` of their episodes."""
 MIN_TWINS = 10
 """Fewest pairs of twin futures that are recorded within a time."""
 LOOKED_AT = 5
@@ -173,9 +173,8 @@ def convert(
         raise InputError(f"There is no format {kind!r}; use {' or '.join(FORMATS)}.")
     if settings.max_steps < 1:
         raise InputError(f"max_steps is {settings.max_steps}; use 1 or more.")
-    module, name = FORMATS[kind]
     try:
-        opener = getattr(importlib.import_module(module), name)
+        opener = import_object(FORMATS[kind])
     except ImportError:
         raise InputError(f"Converting requires gymnasium: {pip_install('gym')}.") from None
     episodes = opener(settings)
@@ -285,11 +284,7 @@ def _play(
 def _watched(
     played: Generator[RecordedEpisode, None, None], settings: "EnvironmentSettings", count: int
 ) -> Generator[RecordedEpisode, None, None]:
-    """Yield episodes, and refuse an environment if the first `count`, two or more, teach nothing.
-
-    Raises:
-        InputError: no picture ever changed, or every episode ended with its first step.
-    """
+    """Yield episodes, and refuse an environment if the first `count`, two or more, teach nothing."""
     still = short = 0
     with closing(played):
         for number, episode in enumerate(played, start=1):

@@ -61,11 +61,9 @@ class ClipTableStore:
         return content[:whole].count(b"\n")
 
     def start(self, num_episodes: int) -> int:
-        """Return the first episode that is still to be recorded."""
         return self.done
 
     def write(self, episode: RecordedEpisode) -> None:
-        """Add an episode."""
         names = {}
         for camera, frames in episode.cameras.items():
             suffix = f"-{camera}" if len(episode.cameras) > 1 else ""

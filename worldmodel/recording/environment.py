@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,8 +64,7 @@ class EnvironmentEpisodes:
         details = settings.action_details or getattr(inner, "action_specs", ())
         self.mapping = ActionMapping(self.env.action_space, fps, _value_names(self.env), details)
         self.policy = open_policy(settings.policy, self.env, settings.epsilon)
-        plain = json.loads(json.dumps(asdict(settings)))
-        self.format = RecordingFormat(fps, self.mapping.specs, plain)
+        self.format = RecordingFormat(fps, self.mapping.specs, settings.as_dict())
 
     def episode(self, index: int) -> RecordedEpisode:
         """Play an episode.
@@ -202,11 +201,7 @@ class EnvironmentEpisodes:
         )
 
     def _chosen(self, choose: Callable[[Any], Any], observation: Any, place: str) -> Any:
-        """Return the action of a policy.
-
-        Raises:
-            InputError: it raises an error, or its action is not in the action space.
-        """
+        """Return the action of a policy."""
         with _blamed(f"The policy {self.settings.policy!r}", place):
             action = choose(observation)
         if not self.env.action_space.contains(action):
@@ -270,7 +265,6 @@ class EnvironmentEpisodes:
         return step
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     def _fps(self) -> int:

@@ -97,7 +97,6 @@ class LeRobotStore:
         return self.done
 
     def write(self, episode: RecordedEpisode) -> None:
-        """Add an episode."""
         if self.file is None:
             self.file = _File(self)
         self.file.write(episode)
@@ -115,7 +114,6 @@ class LeRobotStore:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the file that is being written."""
         if self.file is not None:
             self.file.close()
             self.file = None

@@ -66,11 +66,6 @@ class MinariEpisodes:
         return int(self.dataset.total_episodes)
 
     def episode(self, index: int) -> RecordedEpisode:
-        """Return an episode.
-
-        Raises:
-            InputError: the environment does not repeat it, or it has a value that cannot be used.
-        """
         found = self.dataset[index]
         steps, actions = len(found), [_at(found.actions, step) for step in range(len(found))]
         observations = [_at(found.observations, step) for step in range(steps + 1)]

@@ -6,7 +6,7 @@ Settings name environments and policies, so code that is imported: what others r
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ class Origin:
 
 def remember(folder: Path, settings: EnvironmentSettings) -> None:
     """Note that a recording was made here, where the cache of the user can be written."""
-    mark = _mark(folder, json.loads(json.dumps(asdict(settings))))
+    mark = _mark(folder, settings.as_dict())
     with suppress(OSError, OutputError), atomic_file(mark) as temporary:
         temporary.write_text(str(folder.resolve()), encoding="utf-8")
 

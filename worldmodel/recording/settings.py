@@ -9,7 +9,16 @@ from worldmodel.config import ImageSize
 
 
 @dataclass(frozen=True)
-class EnvironmentSettings:
+class Settings:
+    """What all settings have in common."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain values."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings(Settings):
     """Settings of a recording of an environment; episodes depend on nothing else."""
 
     env_id: str
@@ -35,7 +44,7 @@ class EnvironmentSettings:
 
 
 @dataclass(frozen=True)
-class ConversionSettings:
+class ConversionSettings(Settings):
     """Settings of the conversion of a dataset in another format."""
 
     path: str
@@ -49,7 +58,3 @@ class ConversionSettings:
     env_args: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int = 1000
     """VPT: longest episode, in actions."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings as plain values."""
-        return json.loads(json.dumps(asdict(self)))

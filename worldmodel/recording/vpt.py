@@ -89,11 +89,6 @@ class VptEpisodes:
         return len(self.parts)
 
     def episode(self, index: int) -> RecordedEpisode:
-        """Return an episode.
-
-        Raises:
-            InputError: a line cannot be read, or the video has fewer frames than lines.
-        """
         part = self.parts[index]
         numbers = self._numbers(part.name)[part.first : part.first + part.num_actions]
         times = [(part.first + frame) / FPS for frame in range(part.num_actions + 1)]

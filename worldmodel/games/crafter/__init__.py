@@ -49,7 +49,6 @@ class Crafter(gymnasium.Env):
         self.action_space = spaces.Discrete(len(self.game.action_names))
 
     def get_action_meanings(self) -> list[str]:
-        """Return the names of the actions."""
         return list(self.game.action_names)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
