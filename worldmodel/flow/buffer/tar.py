@@ -33,7 +33,6 @@ class TarBuffer:
         self.storage = Storage(address)
 
     def write(self, stage: str, key: str, batch: pa.RecordBatch) -> list[str]:
-        """Store the binary columns of a stage's result and return the place of each row."""
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != CLIP}
         name = f"{stage}/{key}/{uuid.uuid4().hex}.tar"
         parts = {
@@ -50,7 +49,6 @@ class TarBuffer:
         return [json.dumps({"file": name, "columns": columns}) for columns in places]
 
     def read(self, places: Sequence[str], column: str) -> list[bytes | None]:
-        """Return one column of the rows at some places; None where a row has no value."""
         found: list[bytes | None] = []
         for place in map(json.loads, places):
             if "file" not in place:
@@ -60,7 +58,6 @@ class TarBuffer:
         return found
 
     def sizes(self) -> dict[tuple[str, str], int]:
-        """Return the size in bytes of the files of each stage and key."""
         sizes: dict[tuple[str, str], int] = {}
         for name, (size, _) in self.storage.files().items():
             if OWN.fullmatch(name):
@@ -69,7 +66,6 @@ class TarBuffer:
         return sizes
 
     def compact(self, used: Iterable[str], older_than_s: float = UNUSED_S) -> int:
-        """Remove the files of the buffer that no place needs, and return how many bytes that were."""
         needed = {json.loads(place).get("file") for place in used}
         latest, freed = time.time() - older_than_s, 0
         for name, (size, changed) in self.storage.files().items():

@@ -145,12 +145,7 @@ class Endpoint:
         return text
 
     def _problem(self, response: httpx.Response) -> str:
-        """Return what a status other than 200 means.
-
-        Raises:
-            StageError: it concerns all requests.
-            UnavailableError: another attempt at this request would not help.
-        """
+        """Return what a status other than 200 means."""
         status = response.status_code
         problem = f"{self.url} answered {status} {response.reason_phrase}: {response.text[:200]!r}"
         if status in REFUSED:

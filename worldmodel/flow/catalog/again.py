@@ -38,11 +38,7 @@ class Range:
 
 
 class Planner:
-    """Looks at the results in a catalog, and forgets some. It writes nothing but in `forget`.
-
-    Args:
-        catalog: an open catalog.
-    """
+    """Looks at the results in a catalog, and forgets some. It writes nothing but in `forget`."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog, self.engine, self.chain = catalog, catalog.engine, catalog.chain

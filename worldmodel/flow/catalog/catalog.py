@@ -68,7 +68,6 @@ class Catalog(Columns):
         return Lease(lease, lease_s, self.owner, stage=stage, host=socket.gethostname())
 
     def close(self) -> None:
-        """Close the connections."""
         self.engine.dispose()
 
     # ---- runs and states ----------------------------------------------------------------------------

@@ -43,11 +43,7 @@ class ClipEntry:
 
 
 class ClipTable:
-    """Reads clips in the order of the catalog. Parts that a former chain made are not among them.
-
-    Args:
-        catalog: an open catalog.
-    """
+    """Reads clips in the order of the catalog. Parts that a former chain made are not among them."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog, self.engine = catalog, catalog.engine

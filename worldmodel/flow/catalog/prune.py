@@ -66,11 +66,9 @@ class Pruner:
         """Return the results with files of clips that have ended, such as packed ones, and their whole rows.
 
         Those of the sources' own files stay: nothing could fetch them again.
-
-        Args:
-            older_than_s: age of the results.
         """
-        return [FormerStage(stage, key, count, 0) for stage, key, count in self._counts_ended(older_than_s)]
+        found = self._counts(self._ended(older_than_s))
+        return [FormerStage(stage, key, count, 0) for stage, key, count in found]
 
     def remove_ended(self, older_than_s: float, files_older_than_s: float = UNUSED_S) -> int:
         """Remove these results and their files, and return how many bytes the buffer shrank by.
@@ -94,14 +92,6 @@ class Pruner:
         old = outcome.c.finished_at < time.time() - older_than_s
         return sa.and_(old, outcome.c.place.is_not(None), outcome.c.stage != LISTED, ended)
 
-    @reads
-    def _counts_ended(self, db: Connection, older_than_s: float) -> list[tuple[str, str, int]]:
-        keys = (outcome.c.stage, outcome.c.key)
-        query = sa.select(*keys, sa.func.count()).where(self._ended(older_than_s))
-        return [
-            (stage, key, count) for stage, key, count in db.execute(query.group_by(*keys).order_by(*keys))
-        ]
-
     @writes
     def _remove_some_ended(self, db: Connection, older_than_s: float) -> bool:
         """Remove a batch of results; return whether there was one."""
@@ -124,9 +114,10 @@ class Pruner:
         return self.buffer.compact(self.catalog.places(), older_than_s)
 
     @reads
-    def _counts(self, db: Connection) -> list[tuple[str, str, int]]:
+    def _counts(self, db: Connection, *which: "sa.ColumnElement[bool]") -> list[tuple[str, str, int]]:
+        """Count the results of each stage and key, of those for which some conditions hold."""
         keys = (outcome.c.stage, outcome.c.key)
-        query = sa.select(*keys, sa.func.count()).group_by(*keys).order_by(*keys)
+        query = sa.select(*keys, sa.func.count()).where(*which).group_by(*keys).order_by(*keys)
         return [(stage, key, count) for stage, key, count in db.execute(query)]
 
     @writes

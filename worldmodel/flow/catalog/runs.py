@@ -18,12 +18,7 @@ RUN_LIVES_S = 30.0
 
 
 class Runs:
-    """The part of a catalog that knows its own identity and the runs.
-
-    Args:
-        engine: the catalog's database.
-        chain: the stages.
-    """
+    """The part of a catalog that knows its own identity and the runs."""
 
     def __init__(self, engine: Engine, chain: Chain) -> None:
         self.engine, self.chain = engine, chain

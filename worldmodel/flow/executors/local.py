@@ -72,7 +72,6 @@ class ProcessWorker:
                 self.busy_since = None
 
     def check(self) -> bool:
-        """Return whether it runs; kill it if it hangs."""
         timeout_s = self.health.timeout_s
         if self.busy_since is not None and time.monotonic() - self.busy_since > timeout_s:
             self.child.close()
@@ -88,11 +87,9 @@ class ProcessWorker:
         return False
 
     def stop(self) -> None:
-        """Let it end after its batch."""
         self.child.process.terminate()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended, and kill it if it takes longer."""
         self.child.close(timeout_s)
 
 

@@ -81,14 +81,7 @@ class StageActor:
 
 
 class ActorWorker:
-    """An actor, as its driver sees it.
-
-    Args:
-        actor: the actor.
-        owner: its name in its claims.
-        health: of all workers of the stage.
-        catalog: the flow's database.
-    """
+    """An actor, as its driver sees it."""
 
     ended = False
 
@@ -121,11 +114,9 @@ class ActorWorker:
         return False
 
     def stop(self) -> None:
-        """Let it end after its batch."""
         self.stopped = self.actor.stop.remote()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended, and kill it if it takes longer."""
         ray.wait([self.stopped], timeout=timeout_s)
         with contextlib.suppress(ValueError):  # it has ended
             ray.kill(self.actor)

@@ -145,7 +145,6 @@ class ThreadWorker:
         return since is not None and time.monotonic() - since > self.health.timeout_s
 
     def check(self) -> bool:
-        """Return whether it runs."""
         if self.error is not None:
             raise self.error
         if self.hangs:
@@ -155,7 +154,6 @@ class ThreadWorker:
         return self.thread.is_alive()
 
     def stop(self) -> None:
-        """Let it end after its batch."""
         self.halt.set()
 
     def join(self, timeout_s: float) -> None:

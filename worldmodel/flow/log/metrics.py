@@ -45,7 +45,6 @@ class FlowCollector(Collector):
         self.read = read
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics now."""
         status = self.read()
         for name, (field, description) in STAGE_METRICS.items():
             metric = GaugeMetricFamily(f"worldmodel_flow_{name}", description, labels=["stage"])

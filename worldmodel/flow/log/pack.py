@@ -31,10 +31,6 @@ EXTENSIONS = {"video": "mp4", "image": "png"}
 class Packer:
     """Writes segments. Several may run: the first to record a segment wins, and the others go on after it.
 
-    Args:
-        config: the flow.
-        catalog: an open catalog.
-
     Raises:
         FlowError: the log lacks segments that the catalog has recorded.
     """

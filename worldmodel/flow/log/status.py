@@ -136,7 +136,6 @@ class StatusReader:
         self.engine = self.catalog.engine
 
     def close(self) -> None:
-        """Close the connections."""
         self.catalog.close()
 
     @reads

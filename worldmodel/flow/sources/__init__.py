@@ -3,22 +3,22 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 from worldmodel.config.flow import FlowSourceConfig
+from worldmodel.config.imports import import_object
 from worldmodel.errors import ConfigError
 from worldmodel.flow.catalog.records import NewClip
 
 LISTINGS = {
-    "table": "worldmodel.flow.sources.table",
-    "webdataset": "worldmodel.flow.sources.shards",
-    "huggingface": "worldmodel.flow.sources.hub",
-    "folder": "worldmodel.flow.sources.folder",
+    "table": "worldmodel.flow.sources.table:listing",
+    "webdataset": "worldmodel.flow.sources.shards:listing",
+    "huggingface": "worldmodel.flow.sources.hub:HubListing",
+    "folder": "worldmodel.flow.sources.folder:FolderListing",
 }
-"""Modules with a function `listing(name, config, first)`, by kind of source."""
+"""What is called with the name and the config of a source and its first row, by kind of source."""
 BOOKMARKED = ("huggingface", "folder")
-"""Kinds whose function takes a bookmark, too."""
+"""Kinds that take a bookmark, too."""
 
 
 def open_listing(
@@ -38,8 +38,8 @@ def open_listing(
         raise ConfigError(f"sources.{name}.kind is {config.kind!r}; use one of {', '.join(LISTINGS)}.")
     if not config.path:
         raise ConfigError(f"sources.{name}.path is empty; set it to a table, shards, a data set or a folder.")
-    module = import_module(LISTINGS[config.kind])
-    return module.listing(name, config, first, *([bookmark] if config.kind in BOOKMARKED else []))
+    listing = import_object(LISTINGS[config.kind])
+    return listing(name, config, first, *([bookmark] if config.kind in BOOKMARKED else []))
 
 
 def source_digest(config: FlowSourceConfig) -> str:

@@ -22,21 +22,10 @@ EXTENSIONS = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
 MAX_TEXT_BYTES = 2**20
 
 
-def listing(
-    name: str, config: FlowSourceConfig, first: int, bookmark: dict[str, Any] | None = None
-) -> "FolderListing":
-    """Return the files of a folder and of those inside it, sorted by name, from number `first` on.
+class FolderListing:
+    """The files of a folder and of those inside it, sorted by name.
 
     The text of a file is the content of the file of the same name that ends in .txt, if there is one.
-
-    Raises:
-        ConfigError: there is no such folder, or it has no videos or images.
-    """
-    return FolderListing(name, config, first, bookmark)
-
-
-class FolderListing:
-    """An iterator over the clips of a folder.
 
     Args:
         name: name of the source.
@@ -49,7 +38,7 @@ class FolderListing:
     """
 
     def __init__(
-        self, name: str, config: FlowSourceConfig, first: int, bookmark: dict[str, Any] | None
+        self, name: str, config: FlowSourceConfig, first: int, bookmark: dict[str, Any] | None = None
     ) -> None:
         self.name, self.config = name, config
         self.digest: Any = None
@@ -74,11 +63,9 @@ class FolderListing:
         self.rows = (self._clips(path, texts) for path in files[first:])
 
     def __iter__(self) -> Iterator[list[NewClip]]:
-        """Return itself."""
         return self
 
     def __next__(self) -> list[NewClip]:
-        """Return the clips of the next file."""
         return next(self.rows)
 
     def bookmark(self) -> dict[str, Any] | None:

@@ -13,17 +13,6 @@ from worldmodel.flow.catalog.records import NewClip
 from worldmodel.flow.sources.rows import ADDRESSES, ClipRows
 
 
-def listing(
-    name: str, config: FlowSourceConfig, first: int, bookmark: dict[str, Any] | None = None
-) -> "HubListing":
-    """Return the clips of every row from row `first` on.
-
-    Raises:
-        ConfigError: `datasets` is not installed, or there is no such data set, split or column.
-    """
-    return HubListing(name, config, first, bookmark)
-
-
 class HubListing:
     """An iterator over the clips of each row of a streamed data set.
 
@@ -38,7 +27,7 @@ class HubListing:
     """
 
     def __init__(
-        self, name: str, config: FlowSourceConfig, first: int, bookmark: dict[str, Any] | None
+        self, name: str, config: FlowSourceConfig, first: int, bookmark: dict[str, Any] | None = None
     ) -> None:
         self.path, self.key, self.number = config.path, f"sources.{name}", first
         dataset, features = open_stream(self.key, config.path, config.split)
@@ -55,15 +44,10 @@ class HubListing:
             self.read = iter(self.dataset)
 
     def __iter__(self) -> Iterator[list[NewClip]]:
-        """Return itself."""
         return self
 
     def __next__(self) -> list[NewClip]:
-        """Return the clips of the next row.
-
-        Raises:
-            ConfigError: the stream is interrupted or damaged.
-        """
+        """Return the clips of the next row."""
         try:
             row = next(self.read)
         except StopIteration:

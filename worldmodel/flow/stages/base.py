@@ -65,7 +65,7 @@ class Stage:
     outputs: tuple[str, ...]
     make: Callable[..., Any] = field(repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    uncounted: tuple[str, ...] = ()
+    uncounted: Sequence[str] = ()
     resources: Resources = Resources()
     batch_size: int = 16
     timeout_s: float = 300.0
@@ -171,21 +171,13 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def stage(
-    version: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    uncounted: Sequence[str] = (),
-    resources: Resources = Resources(),
-    batch_size: int = 16,
-    timeout_s: float = 300.0,
-    expands: bool = False,
-    name: str = "",
-    weights: Callable[..., str] | None = None,
+    version: str, inputs: Sequence[str], outputs: Sequence[str], name: str = "", **options: Any
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Make a stage of a function or a class.
 
     A function takes the batch first and its settings as keyword arguments. A class takes the settings when
-    it is constructed, once in each worker, and the batch in `__call__`.
+    it is constructed, once in each worker, and the batch in `__call__`. `options` are further arguments of
+    `Stage`.
 
     Example:
         >>> @stage(version="1", inputs=["text"], outputs=["words"])
@@ -195,10 +187,6 @@ def stage(
     """
 
     def decorate(made: Callable[..., Any]) -> Stage:
-        return Stage(
-            name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), made,
-            uncounted=tuple(uncounted), resources=resources, batch_size=batch_size, timeout_s=timeout_s,
-            expands=expands, weights=weights,
-        )  # fmt: skip
+        return Stage(name or made.__name__.lower(), version, tuple(inputs), tuple(outputs), made, **options)
 
     return decorate

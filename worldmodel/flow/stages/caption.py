@@ -113,11 +113,7 @@ class Captioner:
         self.pool = ThreadPoolExecutor(max_in_flight, "caption")
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Describe the clips of a batch.
-
-        Raises:
-            StageError: the endpoint refuses all requests, or the budget is spent.
-        """
+        """Describe the clips of a batch."""
         return result_of(batch, OUTPUTS, list(self.pool.map(self._row, batch.to_pylist())))
 
     def _row(self, clip: Row) -> Row:
@@ -138,11 +134,7 @@ class Captioner:
         return by[self.strategy](view, self.prompts, self.endpoint)
 
     def _view(self, clip: Row) -> View:
-        """Return the frames of a clip that the strategy needs.
-
-        Raises:
-            InputError: it has no video, or one that cannot be decoded.
-        """
+        """Return the frames of a clip that the strategy needs."""
         video = clip["video"]
         if video is None:
             raise InputError("The clip has no video.")

@@ -47,7 +47,6 @@ class Deduplicate:
             raise ConfigError(f"deduplicate.max_distance is {max_distance}; use 0 to {MAX_DISTANCE}.")
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the fingerprints of a batch."""
         return each_clip(batch, OUTPUTS, _row)
 
 

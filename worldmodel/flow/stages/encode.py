@@ -61,5 +61,4 @@ class Encode:
         self.run = Encoder(model, tasks, texts, dtype, columns, max_frames, device)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Encode a batch."""
         return result_of(batch, OUTPUTS, self.run(batch))

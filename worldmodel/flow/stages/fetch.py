@@ -122,7 +122,6 @@ class Fetch:
         self.client: Client | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fetch the addresses of a batch."""
         fetching = self._fetch_all(batch.to_pylist())
         return result_of(batch, OUTPUTS, asyncio.run_coroutine_threadsafe(fetching, self.loop).result())
 
@@ -180,11 +179,7 @@ class Fetch:
         return {**self._row(False, Download(data, address)), "video": None}
 
     def _accept(self, data: bytes) -> None:
-        """Refuse content of other formats, whatever its headers say.
-
-        Raises:
-            DownloadError: it is empty, or not of an accepted format.
-        """
+        """Refuse content of other formats, whatever its headers say."""
         if not data:
             raise DownloadError("it is empty (0 bytes)")
         kind = sniff.detect_format(data)

@@ -86,7 +86,6 @@ class Filter:
         self.fps, self.max_frames, self.max_side = fps, max_frames, max_side
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Score the clips of a batch."""
         return each_clip(batch, OUTPUTS, self._row)
 
     def _row(self, clip: Row) -> Row:

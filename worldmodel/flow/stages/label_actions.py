@@ -56,5 +56,4 @@ class LabelActions:
         self.run = ActionLabeler(model, columns, max_frames, max_rows, device)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Label a batch."""
         return result_of(batch, OUTPUTS, self.run(batch))

@@ -85,7 +85,6 @@ class TransNetCuts:
             self.network = TransNetV2(device=device)
 
     def shots(self, frames: Timed, fps: float) -> list[tuple[float, float]]:
-        """Return the shots between transitions."""
         import torch
 
         times: list[float] = []

@@ -67,7 +67,6 @@ class Split:
         self.min_s, self.max_s, self.max_side = min_s, max_s, max_side
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the parts of the clips of a batch."""
         rows = [row for clip in batch.to_pylist() for row in self._rows(clip)]
         return pa.RecordBatch.from_pylist(rows, OUTPUTS)
 

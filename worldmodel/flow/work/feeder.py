@@ -38,10 +38,6 @@ LOG = logging.getLogger(__name__)
 class Feeder:
     """Lists and admits clips. One per catalog is enough; several do no harm: each goes on where the last was.
 
-    Args:
-        config: the flow.
-        catalog: an open catalog.
-
     Raises:
         ConfigError: a source is listed that was another one.
     """

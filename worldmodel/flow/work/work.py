@@ -47,7 +47,6 @@ class Work:
         self.config = config
 
     def close(self) -> None:
-        """Close the connections."""
         self.catalog.close()
 
     def process(self, clips: Sequence[str], delivery: int = 1) -> list[str]:
@@ -116,8 +115,8 @@ class Work:
             return [], {clips[0]: Retry(reason_of(f"{kind}{error}"))}
 
     def _run(self, clips: Sequence[str]) -> tuple[list[Result], dict[str, Retry]]:
-        batch = self._inputs(clips)
-        result = self.function(batch)
+        inputs = read_columns(self.catalog, self.buffer, clips, self.link.stage.inputs, self.link.name)
+        result = self.function(inputs)
         if self.link.stage.expands:
             return self._divided(clips, result), {}
         names = result.schema.names
@@ -161,10 +160,6 @@ class Work:
             else Result(clip, "dropped", reasons[clip])
             for clip, found in parts.items()
         ]
-
-    def _inputs(self, clips: Sequence[str]) -> pa.RecordBatch:
-        """Return the columns that the stage reads."""
-        return read_columns(self.catalog, self.buffer, clips, self.link.stage.inputs, self.link.name)
 
 
 def delay_s(config: FlowConfig, delivery: int, asked_s: float = 0.0) -> float:

@@ -56,7 +56,6 @@ class LanceBuffer:
         self.opened: dict[tuple[int, str], Any] = {}
 
     def write(self, stage: str, key: str, batch: pa.RecordBatch) -> list[str]:
-        """Store the binary columns of a stage's result and return the place of each row."""
         name, called = f"{stage}/{key}", uuid.uuid4().hex
         columns = {
             each: batch.column(each).cast(pa.large_binary()) for each in batch.schema.names if each != CLIP
@@ -74,7 +73,6 @@ class LanceBuffer:
         return [json.dumps({"dataset": name, "row": row}) for row in rows]
 
     def read(self, places: Sequence[str], column: str) -> list[bytes | None]:
-        """Return one column of the rows at some places; None where a row has no value."""
         wanted: dict[str, set[int]] = {}
         parsed = [json.loads(place) for place in places]
         for place in parsed:
@@ -85,7 +83,6 @@ class LanceBuffer:
         return [found[place["dataset"]][place["row"]] for place in parsed]
 
     def sizes(self) -> dict[tuple[str, str], int]:
-        """Return the size in bytes of the files of each stage and key."""
         sizes: dict[tuple[str, str], int] = {}
         for name, (size, _) in self.storage.files().items():
             stage, _, key = name.partition(".lance/")[0].partition("/")
@@ -150,11 +147,7 @@ class LanceBuffer:
         raise OSError(f"{path} cannot be made")
 
     def _values(self, name: str, rows: Sequence[int], column: str) -> dict[int, bytes | None]:
-        """Return a column's values by row id.
-
-        Raises:
-            FlowError: there is no such dataset or row.
-        """
+        """Return a column's values by row id."""
         dataset, found = None, {}
         for again in (False, True):  # what was opened may be older than the rows, or its files compacted
             try:
@@ -186,11 +179,7 @@ class LanceBuffer:
         return f"{self.address}/{name}.lance"
 
     def _dataset(self, name: str) -> Any:
-        """Return a dataset as it was when this process last used it.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Return a dataset as it was when this process last used it."""
         which = (os.getpid(), name)
         if which not in self.opened:
             try:
@@ -200,11 +189,7 @@ class LanceBuffer:
         return self.opened[which]
 
     def _newest(self, name: str) -> Any:
-        """Return the newest version of a dataset.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Return the newest version of a dataset."""
         self.opened.pop((os.getpid(), name), None)
         return self._dataset(name)
 

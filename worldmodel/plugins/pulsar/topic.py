@@ -109,7 +109,6 @@ class PulsarTopic:
         return clips
 
     def close(self) -> None:
-        """Close the connection."""
         self.client.close()
 
     def _make(self, path: str, what: str, content: object) -> None:
