@@ -81,6 +81,7 @@ def test_one_generator_of_the_pair_reads_text(tmp_path: Path) -> None:
     assert queries.config.generator == written.config.generator
 
 
+@pytest.mark.slow
 def test_every_variant_is_timed_trained_judged_and_drawn(
     make_model: Callable[..., WorldModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

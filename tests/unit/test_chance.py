@@ -108,6 +108,7 @@ def test_a_source_of_chance_acts_is_reproducible() -> None:
     assert not np.array_equal(first.observations[1], other.observations[1])
 
 
+@pytest.mark.slow
 def test_the_world_itself_is_valid_and_covers_its_outcomes(cases: list[UncertainCase]) -> None:
     figures = uncertain_futures(Draws(cases), cases, cases[:10], judge_frame, SEED, steps=(1,))
     row, noise = figures["1 steps"], figures["baselines"]["sampling_noise"]["value"]

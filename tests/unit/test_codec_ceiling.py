@@ -146,7 +146,6 @@ def test_the_codec_is_measured_once_after_its_stage(run_config: TrainConfig, tmp
         stages={"codec": CODEC, "state": state},
         validation=ValidationConfig("held", batches=1, codec_frames=18),
         checkpoint_every=1,
-        sample_every=0,
     )
     asked = itertools.count(1)
     halves = dataclasses.replace(config, run_dir=str(tmp_path / "halves"))
@@ -175,6 +174,7 @@ def test_the_codec_is_measured_once_after_its_stage(run_config: TrainConfig, tmp
 
 def test_a_codec_that_is_not_trained_is_measured_when_the_run_begins(run_config: TrainConfig) -> None:
     config = changed(run_config, steps=2, tasks={"rounds": 1.0})
+    config = dataclasses.replace(config, validation=ValidationConfig(codec_frames=18))
     run = Path(config.run_dir)
     finetune.train(config, stop=lambda: True)
     assert [line["step"] for line in ceilings(run)] == [0]
@@ -191,6 +191,7 @@ def test_data_without_frames_has_no_ceiling(run_config: TrainConfig, tmp_path: P
         run_config,
         stages={"language": stage},
         data=DataConfig({"texts": SourceConfig("text", str(tmp_path / "texts.jsonl"))}),
+        validation=ValidationConfig(codec_frames=18),
     )
     assert not ceilings(finetune.train(config).parent)
     with pytest.raises(ConfigError, match="codec_frames -1"):

@@ -23,6 +23,7 @@ from worldmodel.config import (
     StateConfig,
     TrainConfig,
     TrainedConfig,
+    ValidationConfig,
 )
 from worldmodel.data.loader import Batch
 from worldmodel.diffusion.sampler import Chunk
@@ -68,6 +69,7 @@ def config(make_model: Callable[..., WorldModel], tmp_path: Path) -> TrainConfig
         stages={"distill": STAGE},
         data=DataConfig({"shapes": SourceConfig("shapes")}),
         run_dir=str(tmp_path / "run"),
+        validation=ValidationConfig(codec_frames=16),
         precision="fp32",
     )
 

@@ -22,6 +22,7 @@ from worldmodel.config import (
     StageConfig,
     TrainConfig,
     TrainedConfig,
+    ValidationConfig,
     WorldModelConfig,
 )
 from worldmodel.errors import ConfigError, ModelError
@@ -198,6 +199,7 @@ def test_states_are_trained(bare: WorldModel, tmp_path: Path) -> None:
         stages={"state": stage},
         data=DataConfig({"shapes": SourceConfig("shapes")}),
         run_dir=str(tmp_path / "run"),
+        validation=ValidationConfig(codec_frames=16),
         precision="fp32",
         sample_every=1,
     )

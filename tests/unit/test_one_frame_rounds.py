@@ -81,7 +81,7 @@ def config(make_model: Callable[..., WorldModel], tokenizer_folder: str, tmp_pat
         ),
         tokenizer=tokenizer_folder,
         run_dir=str(tmp_path / "run"),
-        validation=ValidationConfig("held", every=2, batches=1),
+        validation=ValidationConfig("held", every=2, batches=1, codec_frames=16),
         precision="fp32",
         log_every=1,
     )

@@ -101,7 +101,7 @@ def test_the_time_of_a_run_is_that_of_its_steps(tmp_path: Path) -> None:
     assert record["minutes"] == record["stages"]["state"]["minutes"] == round(11 * 20 * 20 / 60, 1)
 
 
-@pytest.mark.usefixtures("plots")
+@pytest.mark.usefixtures("whole_runs")
 @pytest.mark.filterwarnings("error")
 def test_a_run_without_losses_yet_is_plotted_without_warnings(tmp_path: Path) -> None:
     RunLog(tmp_path, "codec", 1, 0, True, 2, "none").close()

@@ -34,14 +34,14 @@ from worldmodel.train.trainer import StepResult, Trainer
 HELD_OUT = DataConfig(
     {"shapes": SourceConfig("shapes"), "held": SourceConfig("shapes", split="val", weight=0.0)}
 )
+NONE = ValidationConfig(codec_frames=0)
+HELD = ValidationConfig("held", every=2, batches=2, codec_frames=0)
 
 
 def test_the_checkpoint_with_the_lowest_validation_loss_is_kept(
     run_config: TrainConfig, tmp_path: Path
 ) -> None:
-    config = dataclasses.replace(
-        changed(run_config, ema_decay=0.0), data=HELD_OUT, validation=ValidationConfig("held", 2, 2)
-    )
+    config = dataclasses.replace(changed(run_config, ema_decay=0.0), data=HELD_OUT, validation=HELD)
     answers = iter([False] * 4 + [True])
     stopped = finetune.train(config, stop=lambda: next(answers))
     best = checkpointer.load(stopped / "checkpoints" / "best", {})
@@ -58,7 +58,7 @@ def test_the_checkpoint_with_the_lowest_validation_loss_is_kept(
     verify(run / "checkpoints" / "best")
     export.export(run / "checkpoints" / "best", tmp_path / "exported")
     assert WorldModel.from_pretrained(tmp_path / "exported").config == config.model
-    plain = dataclasses.replace(config, validation=ValidationConfig(), run_dir=str(tmp_path / "plain"))
+    plain = dataclasses.replace(config, validation=NONE, run_dir=str(tmp_path / "plain"))
     others = read_metrics(finetune.train(plain).parent)["state"]
     for step, line in others.items():  # validation does not disturb training
         losses = {key: value for key, value in line.items() if key.startswith(("rounds/", "describe/"))}
@@ -90,8 +90,7 @@ def test_stages_without_held_out_tasks_are_not_validated(
     config = dataclasses.replace(
         changed(run_config, steps=2, tasks={"rounds": 1.0}),
         data=DataConfig({"shapes": SourceConfig("shapes"), "held": held}),
-        validation=ValidationConfig("held", 1, 1, 0),
-        sample_every=0,
+        validation=dataclasses.replace(HELD, every=1, batches=1),
     )
     run = finetune.train(config).parent
     assert not (run / "checkpoints" / "best").exists()
@@ -105,8 +104,7 @@ def test_the_last_steps_are_kept_if_their_validation_fails(
     config = dataclasses.replace(
         changed(run_config, steps=1, tasks={"rounds": 1.0}),
         data=HELD_OUT,
-        validation=ValidationConfig("held", 1, 1, 0),
-        sample_every=0,
+        validation=dataclasses.replace(HELD, every=1, batches=1),
     )
 
     def broken(*_: Any) -> None:
@@ -128,8 +126,7 @@ def test_the_average_is_validated_where_it_is_exported(
     config = dataclasses.replace(
         changed(run_config, steps=4, ema_decay=0.9, tasks={"rounds": 1.0}),
         data=HELD_OUT,
-        validation=ValidationConfig("held", 2, 1, 0),
-        sample_every=0,
+        validation=dataclasses.replace(HELD, batches=1),
     )
     name, seen, validate = "vision.merge.weight", {}, validation.validate
 
@@ -174,7 +171,7 @@ def test_own_clips_are_validated_on(run_config: TrainConfig, recorded: Path, tmp
     config = dataclasses.replace(
         changed(run_config, steps=4),
         data=DataConfig({"shapes": SourceConfig("shapes"), "held": clips}),
-        validation=ValidationConfig("held", 2, 2),
+        validation=HELD,
     )
     run = finetune.train(config).parent
     records = read_metrics(run)["state"]

@@ -305,6 +305,7 @@ def test_a_snapshot_of_another_code_is_refused(
 # ---- training -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_code_learns_which_of_two_futures_happened(make_model: Callable[..., WorldModel]) -> None:
     """One action leads to a white or a black picture: a code learns both, and without one their mean is."""
     episodes = []

@@ -144,9 +144,11 @@ def test_only_the_generator_and_its_adapter_learn(run_config: TrainConfig, tmp_p
         stages={"videos": stage},
         init_from=None,
         run_dir=str(tmp_path / "videos"),
+        sample_every=2,
     )
     torch.manual_seed(0)
     trained = WorldModel.from_pretrained(finetune.train(config))
+    assert list((tmp_path / "videos" / "samples").iterdir())
     assert isinstance(trained.config, WorldModelConfig)
     assert trained.condition_adapter.null_tokens.any()
     assert trained.session(num_inference_steps=1).reset(text="a red ball").shape[0] == model.chunk_frames

@@ -23,6 +23,7 @@ from worldmodel.config import (
     StageConfig,
     TrainConfig,
     TrainedConfig,
+    ValidationConfig,
     VisionConfig,
     WorldModelConfig,
 )
@@ -107,6 +108,7 @@ def test_a_run_on_two_buckets_resumes_bit_for_bit(
         tokenizer=tokenizer_folder,
         run_dir=str(tmp_path / "run"),
         precision="fp32",
+        validation=ValidationConfig(codec_frames=16),
         log_every=1,
     )
     bucketed.train_twice(config, tmp_path / "halves")

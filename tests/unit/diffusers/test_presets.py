@@ -207,7 +207,7 @@ def shortened(given: Sequence[str], small: Sequence[str]) -> list[str]:
     rounds = [f"stages.{stage}.rounds=3" for stage, each in config.stages.items() if each.rounds > 3]
     validation = ["validation.every=2", "validation.batches=1"] if config.validation.source else []
     rest = ["checkpoint_every=1", "precision=fp32", "sample_every=0", "data.num_workers=0", "log_every=1"]
-    return [*small, *steps, *rounds, *validation, *rest]
+    return [*small, *steps, *rounds, *validation, "validation.codec_frames=16", *rest]
 
 
 def train(given: Sequence[str], small: Sequence[str]) -> None:

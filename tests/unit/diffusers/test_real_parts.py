@@ -27,6 +27,7 @@ from worldmodel.config import (
     StageConfig,
     TrainConfig,
     TrainedConfig,
+    ValidationConfig,
     VisionConfig,
     WorldModelConfig,
 )
@@ -592,6 +593,7 @@ def test_run_trains_exports_and_rolls_out(
         data=DataConfig({"shapes": SourceConfig("shapes")}),
         run_dir=str(tmp_path / "run"),
         log_every=1,
+        validation=ValidationConfig(codec_frames=16),
     )
     made = finetune.train(config)
     session = WorldModel.from_pretrained(made).session(num_inference_steps=2)
