@@ -67,7 +67,7 @@ test: export JAXTYPING_DISABLE := 1
 test: .venv/ready-dev ## run the fast tests (`.venv/bin/pytest -k NAME` runs those of one feature)
 	$(PYTEST) -m "not slow" $(TESTS)
 
-# What they cover: tests/shared/covers.py. When it last passed: tests/passed.json.
+# What they read, and when it last passed: tests/passed.json (tests/shared/selection.py).
 test-changed: .venv/ready-dev ## run the fast tests, and the long ones of what changed since they last passed
 	$(PYTEST) --only-changed $(TESTS)
 
@@ -77,10 +77,17 @@ test-vllm: .venv-vllm/ready ## run the tests of the vLLM engine, in an environme
 test-engines: .venv-engines/ready ## run the tests of Ray and Spark, in an environment of their own
 	.venv-engines/bin/pytest -q $(TESTS) $(ENGINE_TESTS)
 
-test-all: ALL := --hypothesis-profile thorough --record-passed
-test-all: .venv/ready-dev ## run all tests, with more examples; measure the coverage; store what passed in tests/passed.json
-	$(PYTEST) $(ALL) --durations 40 --cov --cov-report term
-	$(MAKE) test-vllm test-engines TESTS="$(ALL)"
+# The long tests of each file in a process of its own, which notes what they read.
+RECORD := python tests/shared/record.py
+test-all: ALL := --hypothesis-profile thorough
+test-all: COVER := --cov --cov-report= --cov-fail-under 0
+test-all: .venv/ready-dev .venv-vllm/ready .venv-engines/ready ## run all tests, with more examples; measure the coverage; store what passed in tests/passed.json
+	$(PYTEST) -m "not slow" $(ALL) $(COVER) --durations 40
+	$(BIN)/$(RECORD) $(ALL) $(COVER)
+	$(BIN)/coverage combine --quiet --append .cache/long.*
+	$(BIN)/coverage report
+	.venv-vllm/bin/$(RECORD) $(ALL) $(VLLM_TESTS)
+	.venv-engines/bin/$(RECORD) $(ALL) $(ENGINE_TESTS)
 
 check: .venv/ready-dev ## run the checks of the code: format, lint, spelling, types, import contracts
 	$(BIN)/ruff format --check .

@@ -5,7 +5,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -23,14 +22,7 @@ settings.register_profile("fast", max_examples=20, deadline=None)
 settings.register_profile("thorough", max_examples=150, deadline=None)
 settings.load_profile("fast")
 
-pytest_plugins = ["long_tests", "processor_time"]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Import the fixtures, and torch with them, except in the process that only distributes tests."""
-    distributes = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
-    if not distributes:
-        config.pluginmanager.import_plugin("tiny_models")
+pytest_plugins = ["long_tests", "processor_time", "tiny_models"]
 
 
 def pytest_collection_finish() -> None:

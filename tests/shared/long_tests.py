@@ -1,26 +1,21 @@
-"""A pytest plugin that leaves out long tests that passed with the same files, or records those that pass."""
+"""A pytest plugin: leave out long tests that passed with the same files, or say whether all passed."""
 
-from collections import Counter, defaultdict
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from selection import ROOT, Passed, reason
+from selection import ROOT, Passed
 
 
-class LongTests:
-    """The pytest plugin behind `--only-changed` and `--record-passed`."""
+class OnlyChanged:
+    """The pytest plugin behind `--only-changed`."""
 
     def __init__(self, config: Any) -> None:
         self.config, self.passed = config, Passed()
         self.left_out: Counter[str] = Counter()
-        self.outcomes: dict[str, set[str]] = defaultdict(set)
-        if config.getoption("record_passed"):  # what is edited while the tests run has not passed
-            for path in (ROOT / "tests").rglob("test_*.py"):
-                self.passed.current(path.relative_to(ROOT).as_posix())
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        if not self.config.getoption("only_changed"):
-            return
         kept, left_out = [], []
         unchanged: dict[str, bool] = {}
         for item in items:
@@ -36,24 +31,14 @@ class LongTests:
         self.config.hook.pytest_deselected(items=left_out)
         items[:] = kept
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Keep how long tests ended; one that needs a GPU may be skipped."""
-        ended = report.when == "call" or not report.passed
-        if ended and "slow" in report.keywords and not (report.skipped and "gpu" in report.keywords):
-            self.outcomes[report.nodeid.split("::")[0]].add(report.outcome)
-
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take over what a process of pytest-xdist left out; all leave out the same."""
         self.left_out = Counter(getattr(node, "workeroutput", {}).get("left_out", self.left_out))
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
+    def pytest_sessionfinish(self) -> None:
         if hasattr(self.config, "workerinput"):
             self.config.workeroutput["left_out"] = dict(self.left_out)
-        elif self.config.getoption("record_passed") and exitstatus in (0, 1):
-            passed = {file for file, outcomes in self.outcomes.items() if outcomes == {"passed"}}
-            failed = {file for file, outcomes in self.outcomes.items() if "failed" in outcomes}
-            self.passed.write(passed, failed)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.left_out:
@@ -61,7 +46,25 @@ class LongTests:
                 f"{self.left_out.total()} long tests left out; `make test-all` runs them"
             )
         for file, count in sorted(self.left_out.items()):
-            terminalreporter.line(f"{reason(file)} ({count})")
+            terminalreporter.line(f"{self.passed.reason(file)} ({count})")
+
+
+class Outcome:
+    """The pytest plugin behind `--record-passed`: writes `passed` to a file if all long tests did."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.outcomes: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Keep how long tests ended; one that needs a GPU may be skipped."""
+        ended = report.when == "call" or not report.passed
+        if ended and "slow" in report.keywords and not (report.skipped and "gpu" in report.keywords):
+            self.outcomes.add(report.outcome)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus == 0 and self.outcomes == {"passed"}:
+            self.path.write_text("passed", encoding="utf-8")
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -69,17 +72,15 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption(
         "--only-changed",
         action="store_true",
-        help="leave out the long tests of files whose covered files have not changed since they passed",
+        help="leave out the long tests of files that passed with the same files",
     )
     group.addoption(
-        "--record-passed",
-        action="store_true",
-        help="store in tests/passed.json which long tests passed with the files as they are",
+        "--record-passed", type=Path, help="write to this file if all long tests passed (record.py)"
     )
 
 
 def pytest_configure(config: Any) -> None:
-    if config.getoption("record_passed") and (config.option.markexpr or config.option.keyword):
-        raise SystemExit("--record-passed needs whole test files: remove -m and -k.")
-    if config.getoption("only_changed") or config.getoption("record_passed"):
-        config.pluginmanager.register(LongTests(config), "long tests")
+    if config.getoption("only_changed"):
+        config.pluginmanager.register(OnlyChanged(config), "only changed")
+    if config.getoption("record_passed"):
+        config.pluginmanager.register(Outcome(config.getoption("record_passed")), "outcome")

@@ -1,12 +1,13 @@
-"""Which long tests may be left out: those whose covered files are as they were when these tests last passed.
+"""Which long tests may be left out: those that passed with the same files.
 
-`covers.py` says which files the long tests (marker `slow`) of a test file cover. `make test-all` writes
-a hash of them into `tests/passed.json` for each test file whose long tests passed (`long_tests.py`).
-`.ci/run` leaves out the long tests of files whose hash is the same; whatever is unclear (no entry, a path
-that does not exist) runs.
+`make test-all` runs the long tests (marker `slow`) of each test file in a process of its own
+(`record.py`). It stores in `tests/passed.json` what this process, and those that it started, read of
+the repository (`reading.py`): modules, configs, pages, models, the tests themselves; and a hash of all
+that. `.ci/run` leaves out the long tests of files whose hash is the same; whatever is unclear (no
+entry, a path that does not exist) runs.
 
-As a script it answers for whole test files, before their environment is installed:
-`python selection.py FILE...` exits with 0 if all may be left out.
+As a script it answers for whole test files, before their environment is installed: `python selection.py
+FILE...` exits with 0 if all may be left out.
 """
 
 import hashlib
@@ -15,38 +16,40 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from covers import COVERS, EVERYTHING
-
 ROOT = Path(__file__).parents[2]
+ALSO: dict[str, tuple[str, ...]] = {
+    "tests/docs/test_commands.py": ("Makefile",),
+    "tests/docs/test_replicas_guide.py": ("deploy/replicas",),
+    "tests/packaging/test_distributions.py": (
+        *("worldmodel/", "train/", "serving/", "demo/", "configs/", "pretrained/"),
+        *("pyproject.toml", "pretrained/pyproject.toml", "README.md", "LICENSE"),
+        *("worldmodel/__init__.py", "worldmodel/__main__.py", "worldmodel/models/loading/location.py"),
+    ),
+}
+"""What other programs read (make, nginx), and Python without our path (pip).
+
+Of a folder that ends in `/`, only the names of its files count.
+"""
 PAGES = ("README.md", "docs")
 """Where only the code blocks of Markdown count: long tests run these, and quick tests check the prose."""
-USE = r"""\b(?:from|import|-m) +(?P<imported>\w+)|["'/](?P<run>\w+)(?:\.py|:)|\(["'](?P<loaded>\w+)["']\)"""
-"""How code refers to a module: an import, a program, a function of it by name, or a plugin."""
-MECHANISM = {"covers", "long_tests", "processor_time", "selection"}
-"""Modules of tests/shared that choose and measure tests, on which no result depends."""
-
-
-def covers_of(test: str, table: Mapping[str, tuple[str, ...]] = COVERS) -> tuple[str, ...]:
-    """Return the paths that a test file covers: those of the nearest entry of the table, else everything."""
-    for path in (test, *(parent.as_posix() for parent in Path(test).parents)):
-        if path in table:
-            return table[path]
-    return EVERYTHING
+MECHANISM = tuple(
+    f"tests/shared/{name}.py" for name in ("long_tests", "processor_time", "reading", "record", "selection")
+)
+"""What chooses and measures tests, on which no result depends."""
 
 
 class Fingerprints:
-    """Hashes of what test files cover. Each file is read once."""
+    """Hashes of files and folders. Each file is read once."""
 
-    def __init__(self, root: Path = ROOT, table: Mapping[str, tuple[str, ...]] = COVERS) -> None:
-        self.root, self.table = root, table
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
         self.digests: dict[Path, bytes] = {}
 
-    def __call__(self, test: str) -> str:
-        """Return the hash of a test file, its fixtures and helpers, the dependencies, and what it covers.
+    def __call__(self, paths: Iterable[str]) -> str:
+        """Return the hash of files, of the names in folders that end in `/`, and of the dependencies.
 
         It depends on names and contents only, not on times, the machine, or the order of a directory.
 
@@ -54,42 +57,23 @@ class Fingerprints:
             OSError: If a path does not exist or cannot be read.
             ValueError: If pyproject.toml cannot be parsed.
         """
-        parents = [parent for parent in Path(test).parents if parent.parts]
-        fixtures = [self.root / parent / "conftest.py" for parent in parents]
-        code = [self.root / test, *filter(Path.exists, fixtures)]
-        covered = covers_of(test, self.table)
-        named = {file for path in covered for file in self.files(self.root / path)}
-        read = {file for path in covered if path[-1] != "/" for file in self.files(self.root / path)}
-        read.update(code, self.helpers(code))
-        found = hashlib.sha256(self.dependencies())
+        paths = list(paths)
+        named = {file for path in paths for file in self.files(self.root / path)}
+        read = {file for path in paths if path[-1] != "/" for file in self.files(self.root / path)}
+        read.add(self.root / "pyproject.toml")
+        found = hashlib.sha256()
         for file in sorted(named | read, key=lambda file: file.relative_to(self.root).as_posix()):
             contents = self.digest(file) if file in read else b""
             found.update(file.relative_to(self.root).as_posix().encode() + b"\0" + contents)
         return found.hexdigest()[:32]
 
-    def dependencies(self) -> bytes:
-        """Return the requirements of pyproject.toml; its other settings do not count."""
-        project = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        return json.dumps(
-            [project["dependencies"], project["optional-dependencies"]], sort_keys=True
-        ).encode()
-
-    def helpers(self, code: Iterable[Path]) -> set[Path]:
-        """Return the modules of tests/shared that files use, and those that these use in turn."""
-        modules = {path.stem: path for path in (self.root / "tests" / "shared").glob("*.py")}
-        found: set[Path] = set()
-        left = list(code)
-        while left:
-            uses = re.finditer(USE, left.pop().read_text(encoding="utf-8"))
-            names = {use[use.lastgroup or 0] for use in uses} - MECHANISM
-            used = {modules[name] for name in names & modules.keys()} - found
-            found |= used
-            left += used
-        return found
-
     def digest(self, file: Path) -> bytes:
         if file not in self.digests:
             contents = file.read_bytes()
+            if file == self.root / "pyproject.toml":  # of its settings, only the requirements count
+                project = tomllib.loads(contents.decode())["project"]
+                required = [project["dependencies"], project["optional-dependencies"]]
+                contents = json.dumps(required, sort_keys=True).encode()
             if file.suffix == ".md" and file.relative_to(self.root).parts[0] in PAGES:
                 contents = b"".join(re.findall(rb"^ *```.*?^ *```", contents, flags=re.DOTALL | re.MULTILINE))
             self.digests[file] = hashlib.sha256(contents).digest()
@@ -109,53 +93,64 @@ class Fingerprints:
 
 
 class Passed:
-    """`tests/passed.json`: the hash of each test file at the time when its long tests last passed."""
+    """`tests/passed.json`: for each test file whose long tests passed, what they read, and the hash of that.
 
-    def __init__(self, root: Path = ROOT, table: Mapping[str, tuple[str, ...]] = COVERS) -> None:
-        self.path = root / "tests" / "passed.json"
-        self.fingerprints = partial(Fingerprints, root, table)
-        self.current = self.fingerprints()
+    The file lists each path once; those of a test file are positions in that list.
+    """
 
-    def read(self) -> dict[str, str]:
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root, self.path = root, root / "tests" / "passed.json"
+        self.hash_of = Fingerprints(root)
+        self.tests: dict[str, tuple[str, list[str]]] = {}
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            paths = found["paths"]
+            for test, (value, numbers) in found["tests"].items():
+                self.tests[test] = value, [paths[number] for number in numbers]
+        except (OSError, ValueError, LookupError, TypeError):
+            self.tests = {}
 
     def unchanged(self, test: str) -> bool:
-        """Return whether nothing that a test file covers has changed since its long tests passed."""
+        """Return whether nothing that the long tests of a file read has changed since they passed."""
         try:
-            return self.current(test) == self.read().get(test)
+            value, paths = self.tests[test]
+            return self.hash_of(paths) == value
         except (OSError, ValueError, KeyError):
             return False
 
-    def write(self, passed: set[str], failed: set[str]) -> None:
-        """Store the hashes of files that passed and were not edited meanwhile; drop those that failed."""
-        now, stored = self.fingerprints(), self.read()
-        for test in failed:
-            stored.pop(test, None)
-        for test in passed - failed:
-            if self.current(test) == now(test):
-                stored[test] = now(test)
-        stored = {
-            test: value for test, value in sorted(stored.items()) if (self.path.parents[1] / test).exists()
-        }
-        self.path.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    def reason(self, test: str) -> str:
+        """Say why the long tests of a file are left out."""
+        return f"{test}: passed with the same {len(self.tests[test][1])} files"
+
+    def write(self, test: str, paths: Iterable[str] | None) -> None:
+        """Store that the long tests of a file passed, and what they read, or that they did not pass."""
+        self.tests.pop(test, None)
+        if paths is not None:
+            paths = sorted({*paths, *ALSO.get(test, ())})
+            self.tests[test] = Fingerprints(self.root)(paths), paths
+        kept = {test: self.tests[test] for test in sorted(self.tests) if (self.root / test).exists()}
+        every = sorted({path for _, paths in kept.values() for path in paths})
+        number = {path: index for index, path in enumerate(every)}
+        lines = ",\n".join(
+            f"  {json.dumps(test)}: {json.dumps([value, [number[path] for path in paths]])}"
+            for test, (value, paths) in kept.items()
+        )
+        text = f'{{\n "paths": {json.dumps(every, indent=2)},\n "tests": {{\n{lines}\n }}\n}}\n'
+        self.path.write_text(text, encoding="utf-8")
 
 
-def reason(test: str) -> str:
-    """Say why the long tests of a file are left out."""
-    return f"{test}: passed with the same {', '.join(covers_of(test))}"
+def has_long_tests(test: str, root: Path = ROOT) -> bool:
+    """Return whether a test file may have long tests."""
+    return "mark.slow" in (root / test).read_text(encoding="utf-8")
 
 
 def main(tests: list[str]) -> int:
     """Say why all these files may be left out, or return 1; what has no long tests runs elsewhere anyway."""
     passed = Passed()
-    tests = [test for test in tests if "mark.slow" in (ROOT / test).read_text(encoding="utf-8")]
+    tests = list(filter(has_long_tests, tests))
     if not tests or not all(map(passed.unchanged, tests)):
         return 1
-    print(*map(reason, tests), sep="\n")
+    print(*map(passed.reason, tests), sep="\n")
     return 0
 
 

@@ -1,37 +1,40 @@
-"""Fixtures of all tests: a tiny model with random weights, its tokenizer, and a server of it."""
+"""Fixtures of all tests: a tiny model with random weights, its tokenizer, and a server of it.
+
+The package is imported where a fixture needs it: long tests run again when a file changes that they import.
+"""
+
+from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from steering import ALL
-from transformers import PreTrainedTokenizerBase
 
-from worldmodel.config import (
-    ActionConfig,
-    BackboneConfig,
-    CodecConfig,
-    DataConfig,
-    GeneratorConfig,
-    ImageSize,
-    SourceConfig,
-    StateConfig,
-    TrainConfig,
-    VisionConfig,
-    WorldModelConfig,
-)
-from worldmodel.models.world_model import WorldModel
-from worldmodel.train import tokenizer as tokenizers
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from worldmodel.config import ImageSize, WorldModelConfig
+    from worldmodel.models.world_model import WorldModel
 
 
 def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
     """A model that is whole, and small enough to run hundreds of times in a test."""
+    from worldmodel.config import (
+        ActionConfig,
+        BackboneConfig,
+        CodecConfig,
+        GeneratorConfig,
+        StateConfig,
+        VisionConfig,
+        WorldModelConfig,
+    )
+
     return WorldModelConfig(
         codec=CodecConfig(image_size=image_size, latent_channels=4, widths=(8, 16), num_blocks=2),
         backbone=BackboneConfig(
@@ -58,12 +61,17 @@ def tiny_config(image_size: ImageSize = 32) -> WorldModelConfig:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """The device of tests that `make gpu-check` runs on a GPU (`-m gpu`): CUDA where there is one."""
+    import torch
+
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     """The shapes world's tokenizer, learned once."""
+    from worldmodel.config import DataConfig, SourceConfig, TrainConfig
+    from worldmodel.train import tokenizer as tokenizers
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "NUM_DOCUMENTS", 400)
         made = tokenizers.build_tokenizer(
@@ -84,6 +92,9 @@ def tokenizer_folder(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytes
 @pytest.fixture(scope="session")
 def make_model(tokenizer: PreTrainedTokenizerBase) -> Callable[..., WorldModel]:
     """Makes tiny models whose weights are all random: none of the zeros that training starts from."""
+    import torch
+
+    from worldmodel.models.world_model import WorldModel
 
     def make(seed: int = 0, image_size: ImageSize = 32, **parts: Any) -> WorldModel:
         torch.manual_seed(seed)
@@ -108,12 +119,16 @@ def model(make_model: Callable[..., WorldModel]) -> WorldModel:
 @pytest.fixture(scope="session")
 def world(make_model: Callable[..., WorldModel]) -> WorldModel:
     """A tiny model that takes every kind of action; tests must not change it."""
+    from steering import ALL
+
     return make_model(action=ALL)
 
 
 @pytest.fixture(scope="session")
 def model_folder(model: WorldModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model, saved; tests that damage it copy it first."""
+    import torch
+
     return model.save_pretrained(tmp_path_factory.mktemp("models") / "tiny", dtype=torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""Long tests are left out only while the files that they cover are as they were when these tests passed."""
+"""Long tests are left out only while the files that they read are as they were when these tests passed."""
 
 import json
 import os
@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from covers import COVERS, EVERYTHING
-from selection import ROOT, Fingerprints, Passed, covers_of
+from record import paths_of
+from selection import ALSO, ROOT, Fingerprints, Passed
 
-TABLE = {"tests/test_demo.py": ("demo",), "tests/other": ("library/one.py", "library/", "docs")}
 TEST = """
 import pytest
 
@@ -21,8 +20,25 @@ def test_quick():
 
 @pytest.mark.slow
 def test_long():
+    import library.one
     assert {passes}
 """
+DEMO = """
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.slow
+def test_what_processes_read():
+    code = "import os; import library.two; print(os.listdir('configs'), open('docs/page.md').read())"
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    subprocess.run([sys.executable, "-c", code], check=True, env=path, cwd=Path(__file__).parents[1])
+    subprocess.run(["cat", Path(__file__).parents[1] / "demo" / "page.js"], check=True)
+"""
+ONE, READS = "tests/other/test_one.py", "tests/test_reads.py"
 
 
 @pytest.fixture
@@ -33,128 +49,152 @@ def project(tmp_path: Path) -> Path:
         '[tool.pytest.ini_options]\ntestpaths = ["tests"]\npythonpath = ["tests/shared"]\n'
         'markers = ["slow", "gpu"]\n'
         'addopts = ["--import-mode=importlib", "-p", "no:cacheprovider"]\n',
-        "demo/page.py": "print(1)\n",
-        "library/one.py": "print(2)\n",
+        ".gitignore": "ignored.txt\n__pycache__\n",
+        "demo/page.js": "1",
+        "library/one.py": "import library.constants\n",
+        "library/constants.py": "ONE = 1\n",
         "library/two.py": "print(3)\n",
+        "library/three.py": "",
+        "configs/tiny.yaml": "",
         "tests/conftest.py": 'pytest_plugins = ["long_tests"]\n',
-        "tests/test_demo.py": TEST.format(passes=True),
-        "tests/other/test_one.py": "import helper\n" + TEST.format(passes=True),
-        "tests/shared/covers.py": f'EVERYTHING = ("demo", "library")\nCOVERS = {TABLE!r}\n',
-        "tests/shared/helper.py": 'PROGRAM = "program.py"\n',
-        "tests/shared/program.py": "",
+        READS: DEMO,
+        ONE: "import helper\n" + TEST.format(passes=True),
+        "tests/test_quick.py": "def test_quick():\n    pass\n",
+        "tests/shared/helper.py": "",
         "tests/shared/strange.py": "",
         "docs/page.md": "Prose.\n\n```bash\ncommand\n```\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for module in ("selection.py", "long_tests.py"):
+    for module in ("selection.py", "long_tests.py", "record.py", "reading.py"):
         shutil.copy(ROOT / "tests/shared" / module, tmp_path / "tests/shared" / module)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     return tmp_path
+
+
+def start(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(project)}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=project,
+        env=os.environ | path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def run(project: Path, *arguments: str) -> tuple[dict[str, int], str]:
     """Run the project's tests; return how many passed, failed and were deselected, and the output."""
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", *arguments]
-    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    out = subprocess.run(command, cwd=project, env=alone, capture_output=True, text=True, timeout=120).stdout
+    out = start(project, "-m", "pytest", "-p", "xdist", "--only-changed", *arguments).stdout
     return {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|deselected)", out)}, out
+
+
+def record(project: Path, *arguments: str) -> int:
+    return start(project, "tests/shared/record.py", *arguments).returncode
 
 
 def change(path: Path) -> None:
     path.write_text(path.read_text() + "# changed\n")
+    os.utime(path, (0, 0))  # as if it had been long ago
 
 
-def test_a_change_runs_the_long_tests_that_cover_it(project: Path) -> None:
-    assert run(project, "--only-changed")[0] == {"passed": 4}, "nothing is recorded yet"
+def test_a_change_runs_the_long_tests_that_read_the_file(project: Path) -> None:
+    assert run(project)[0] == {"passed": 4}, "nothing is recorded yet"
     assert not (project / "tests/passed.json").exists()
-    assert run(project, "--record-passed")[0] == {"passed": 4}
-    assert set(json.loads((project / "tests/passed.json").read_text())) == {
-        "tests/test_demo.py",
-        "tests/other/test_one.py",
+    assert record(project) == 0
+    read = {test: set(paths) for test, (_, paths) in Passed(project).tests.items()}
+    everywhere = {"pyproject.toml", "tests/conftest.py"}
+    assert read == {
+        ONE: everywhere | {ONE, "tests/shared/helper.py", "library/one.py", "library/constants.py"},
+        READS: everywhere | {READS, "library/two.py", "configs/", "docs/page.md", "demo/page.js"},
     }
-    assert run(project, "--only-changed")[0] == {"passed": 2, "deselected": 2}
+    assert run(project)[0] == {"passed": 2, "deselected": 2}
 
-    change(project / "demo/page.py")
-    counts, out = run(project, "--only-changed", "--numprocesses", "1")
-    assert counts["passed"] == 3
-    assert "1 long tests left out" in out
-    assert "tests/other/test_one.py: passed with the same library/one.py, library/, docs (1)" in out
+    for changed, test in (("library/constants.py", ONE), ("demo/page.js", READS)):
+        change(project / changed)
+        counts, out = run(project, "--numprocesses", "1")
+        assert counts["passed"] == 3
+        (other,) = {ONE, READS} - {test}
+        assert "1 long tests left out" in out
+        assert f"{other}: passed with the same {len(read[other])} files (1)" in out
+        assert record(project, test) == 0
 
 
-def test_a_test_that_fails_is_no_longer_recorded(project: Path) -> None:
-    run(project, "--record-passed")
-    (project / "tests/test_demo.py").write_text(TEST.format(passes=False))
-    counts, _ = run(project, "--record-passed")
-    assert (counts["passed"], counts["failed"]) == (3, 1)
-    assert set(json.loads((project / "tests/passed.json").read_text())) == {"tests/other/test_one.py"}
-    assert run(project, "--record-passed", "-k", "demo")[0] == {}, "part of a file proves nothing"
+def test_a_test_that_fails_or_whose_files_are_edited_is_not_recorded(project: Path) -> None:
+    assert record(project) == 0
+    (project / ONE).write_text(TEST.format(passes=False))
+    edits = "Path(__file__).parents[1].joinpath('library', 'two.py').touch()"
+    (project / READS).write_text(f"{DEMO}    {edits}\n")
+    assert record(project) == 1
+    passed = Passed(project)
+    assert ONE not in passed.tests and not passed.unchanged(READS)
 
 
 def test_the_hash_depends_on_contents_only(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    def hash_of(test: str, root: Path = project) -> str:
-        return Fingerprints(root, TABLE)(test)
+    def hash_now(root: Path = project) -> str:
+        return Fingerprints(root)(["library/one.py", "library/", "docs/page.md", "configs"])
 
-    before = hash_of("tests/other/test_one.py")
+    before = hash_now()
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     shutil.copytree(project, elsewhere, copy_function=shutil.copy)
-    assert hash_of("tests/other/test_one.py", elsewhere) == before
+    assert hash_now(elsewhere) == before
     (project / "library/__pycache__").mkdir()
     (project / "library/__pycache__/one.pyc").write_bytes(b"1")
     change(project / "library/two.py")
-    change(project / "demo/page.py")
     change(project / "pyproject.toml")  # a comment
     change(project / "docs/page.md")  # prose
-    change(project / "tests/shared/strange.py")
-    change(project / "tests/shared/covers.py")  # a comment
-    assert hash_of("tests/other/test_one.py") == before
+    assert hash_now() == before
 
     seen = {before}
-    for name in ("library/one.py", "tests/other/test_one.py", "tests/conftest.py"):
+    for name in ("library/one.py", "configs/tiny.yaml"):
         change(project / name)
-        seen.add(hash_of("tests/other/test_one.py"))
-    for name in ("helper.py", "program.py"):  # one is imported, the other is named by that one
-        change(project / "tests/shared" / name)
-        seen.add(hash_of("tests/other/test_one.py"))
+        seen.add(hash_now())
     for name, old, new in (("pyproject.toml", "torch==1", "torch==2"), ("docs/page.md", "command", "other")):
         text = (project / name).read_text()
         (project / name).write_text(text.replace(old, new))
-        seen.add(hash_of("tests/other/test_one.py"))
-    (project / "library/three.py").write_text("")  # of this folder, names count
-    seen.add(hash_of("tests/other/test_one.py"))
-    assert len(seen) == 9
+        seen.add(hash_now())
+    for name in ("library/four.py", "configs/other.yaml"):  # of the folder of code, names count
+        (project / name).write_text("")
+        seen.add(hash_now())
+    assert len(seen) == 7
 
 
 def test_what_is_unclear_runs(project: Path) -> None:
-    test = "tests/test_demo.py"
-    run(project, "--record-passed")
-    assert Passed(project, TABLE).unchanged(test)
-    assert not Passed(project, {test: ("demo", "gone")}).unchanged(test)
-    assert not Passed(project, TABLE).unchanged("tests/test_gone.py")
-    (project / "tests/passed.json").write_text("{")
-    assert not Passed(project, TABLE).unchanged(test)
-    (project / "tests/passed.json").write_text("[]")
-    assert not Passed(project, TABLE).unchanged(test)
-
-    script = [sys.executable, "tests/shared/selection.py", test]
-    assert subprocess.run(script, cwd=project, timeout=60).returncode == 1
-    run(project, "--record-passed")
-    assert subprocess.run(script, cwd=project, timeout=60).returncode == 0
-    (project / "tests/test_quick.py").write_text("def test_quick():\n    pass\n")
+    record(project, ONE)
+    assert Passed(project).unchanged(ONE)
+    assert not Passed(project).unchanged("tests/test_gone.py")
+    script = ["tests/shared/selection.py", ONE]
+    assert start(project, *script).returncode == 0
     script.append("tests/test_quick.py")  # it has no long tests, so nothing is recorded of it
-    assert subprocess.run(script, cwd=project, timeout=60).returncode == 0
+    assert start(project, *script).returncode == 0
+    script.append(READS)
+    assert start(project, *script).returncode == 1
+
+    (project / "library/constants.py").rename(project / "library/others.py")
+    assert not Passed(project).unchanged(ONE), "a file is gone"
+    for text in ("{", "[]", json.dumps({"paths": [], "tests": {ONE: ["0", [0]]}})):
+        (project / "tests/passed.json").write_text(text)
+        assert not Passed(project).unchanged(ONE)
 
 
-def test_what_long_tests_cover_exists() -> None:
-    tests = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    folders = {parent.as_posix() for test in tests for parent in Path(test).parents}
-    assert [name for name in COVERS if name not in tests | folders] == []
-    paths = {*EVERYTHING, *(path for paths in COVERS.values() for path in paths)}
+def test_weights_count_where_a_config_is_read(tmp_path: Path) -> None:
+    files = {"models/a/config.json", "models/a/codec/model.safetensors", "models/b/config.json", "a.py"}
+    (tmp_path / "part").mkdir()
+    (tmp_path / "link").symlink_to("part")
+    notes = [
+        f"{tmp_path}/models/a/config.json",
+        f"{tmp_path}/__pycache__/a.cpython-311.pyc",
+        f"{tmp_path}/ignored.txt",
+        f"{tmp_path}/link/b.py",
+        f"{tmp_path}/",
+        "/elsewhere/a.py",
+    ]
+    expected = {"models/a/config.json", "models/a/codec/model.safetensors", "a.py", "part/b.py"}
+    assert paths_of(notes, tmp_path, files | {"part/b.py"}) == expected
+
+
+def test_what_other_programs_read_exists() -> None:
+    paths = {*ALSO, *(path for paths in ALSO.values() for path in paths)}
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
-
-
-def test_the_nearest_entry_counts() -> None:
-    table = {"tests/serving": ("serving",), "tests/serving/test_pan.py": ("worldmodel",)}
-    assert covers_of("tests/serving/test_pan.py", table) == ("worldmodel",)
-    assert covers_of("tests/serving/test_http.py", table) == ("serving",)
-    assert covers_of("tests/unit/test_http.py", table) == EVERYTHING
