@@ -137,7 +137,7 @@ def load_model(
     before = torch.get_default_dtype()
     try:
         slices, files = pretrained.open_slices(folder, {"": ""}, WEIGHTS)
-        if model_class is WanTransformer3DModel:
+        if model_class.__name__ == WanTransformer3DModel.__name__:
             slices = wan_names.to_diffusers(slices)
         torch.set_default_dtype(dtype)  # for buffers, as diffusers does
         with deferred.empty_parameters():
