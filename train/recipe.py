@@ -71,6 +71,12 @@ OBSERVED_ROUNDS = 3
 """Rounds after which it is known how things move, which one frame does not show."""
 CONTEXT_LATENTS = 3
 """Latent frames that the state head reads: where they are, how fast they move, and whether that changes."""
+MAX_BLOCKS = 36
+"""Most blocks of cells that have a code of their own, in a world whose futures are uncertain. One code for
+the whole picture was hardly used after as many steps (docs/reference/games.md)."""
+FREE_NATS = {"state": 4.0, "rollout": 0.5}
+"""Nats per round that the code may use without a loss, by stage: more at first, so that it does not leave out
+what changes few cells."""
 MEMORY_SHARE = 0.5
 """Share of the memory of the machine that activations may take."""
 
@@ -313,7 +319,9 @@ def _model(facts: DatasetFacts, width: int, layers: int, max_side: int) -> World
         backbone=BackboneConfig(architecture=decoder, vocab_size=512 if takes_text else 258),
         action=action,
         query_actions=any(action.takes[kind.name] for kind in control_kinds()),
-        state=StateConfig(width=width, num_heads=width // 64),
+        state=StateConfig(
+            width=width, num_heads=width // 64, **(_code(codec.grid) if facts.uncertain else {})
+        ),
         generator=None,
         fps=facts.fps,
         history_rounds=HISTORY_ROUNDS,
@@ -351,6 +359,14 @@ def _merges(grid: tuple[int, int]) -> tuple[int, int]:
     return queries, next((each for each in divisors if each >= max(queries, 2)), 1)
 
 
+def _code(grid: tuple[int, int]) -> dict[str, int]:
+    """Return the settings of a code: blocks of cells choose for themselves, single cells if there are few."""
+    common = math.gcd(*grid)
+    sides = [side for side in range(1, common + 1) if common % side == 0]
+    block = next((side for side in sides if math.prod(grid) <= MAX_BLOCKS * side**2), common)
+    return {"code_groups": 1 if block == 1 else 2, "code_classes": 8, "code_block": block}
+
+
 def _sources(facts: DatasetFacts) -> dict[str, Any]:
     return {"mine": facts.train} | ({"held": facts.held} if facts.held else {})
 
@@ -362,17 +378,19 @@ def _stages(facts: DatasetFacts, model: WorldModelConfig) -> dict[str, StageConf
     batch = 48 if facts.num_episodes >= 48 else 16
     width = StateConfig.width if model.state is None else model.state.width
     lr = 2e-3 * math.sqrt(256 / width)
+    free_nats = {name: {"free_nats": nats} if facts.uncertain else {} for name, nats in FREE_NATS.items()}
     return {
         "codec": StageConfig(
             "codec", batch_size=32, lr=2e-3, muon_lr=0, weight_decay=0, rounds=1, tasks=tasks,
             train={"codec": TrainedConfig()},
         ),
         "state": StageConfig(
-            "state", batch_size=batch // 4, lr=lr, constant_fraction=0.9, rounds=4, tasks=tasks, train=learned
+            "state", objective_args=free_nats["state"], batch_size=batch // 4, lr=lr, constant_fraction=0.9,
+            rounds=4, tasks=tasks, train=learned,
         ),
         "rollout": StageConfig(
-            "state", objective_args={"observed_rounds": OBSERVED_ROUNDS}, batch_size=batch // 6, lr=lr / 2,
-            muon_lr=StageConfig.muon_lr / 2, constant_fraction=0.0,
+            "state", objective_args={"observed_rounds": OBSERVED_ROUNDS, **free_nats["rollout"]},
+            batch_size=batch // 6, lr=lr / 2, muon_lr=StageConfig.muon_lr / 2, constant_fraction=0.0,
             rounds=max(HISTORY_ROUNDS + 2, 2 * HISTORY_ROUNDS // model.action.per_round),
             self_rollout=(1.0, 1.0), tasks=tasks, train=learned,
         ),

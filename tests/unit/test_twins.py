@@ -102,6 +102,8 @@ class Slide(gymnasium.Env):
         if self.kind == "shows late":  # a key moves the square two steps later
             self.waiting.append(key)
             key = self.waiting.pop(0)
+        if self.kind == "is pushed by chance" and self.np_random.random() < 0.3:
+            key = KEYS[int(self.np_random.integers(3))]
         if self.kind == "keys do nothing":
             key = KEYS[self.steps % 3]
         self.frame = moved(self.frame, key)
@@ -445,6 +447,36 @@ def test_new_records_twins_and_gives_slow_worlds_several_actions_in_a_round(
     model = config.model
     assert (model.action.per_round, model.chunk_frames, model.query_actions) == (per_round, per_round, True)
     assert model.codec.temporal_factor == 1
+
+
+@pytest.mark.parametrize(("kind", "fewest", "most"), [("", 0, 0), ("is pushed by chance", 6, 10)])
+def test_chance_is_found_by_playing_the_same_actions_again(
+    kind: str, fewest: int, most: int, tmp_path: Path
+) -> None:
+    folder = recording.record_environment(settings(kind=kind), tmp_path / "set", 10)
+    found, looked_at = recording.uncertain_moments(folder, 10, budget_s=60)
+    assert fewest <= found <= most and looked_at == 10
+    assert recording.uncertain_moments(folder, 10, budget_s=0)[1] == 1
+
+
+def test_new_gives_states_of_uncertain_worlds_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recipe.Machine, "measure", lambda: recipe.Machine("two cores", 0.2, 8 * 2**30))
+    monkeypatch.setattr(recipe, "timed", lambda found, budget_s: found)
+    made, said = {}, {}
+    for kind in ("", "is pushed by chance"):
+        folder = recording.record_environment(settings(kind=kind), tmp_path / f"set {kind}", 10)
+        assert (
+            main(["new", str(folder), "--out", str(tmp_path / "made.yaml"), "--force", "--twins", "2"]) == 0
+        )
+        said[kind], made[kind] = capsys.readouterr().out, configs.load(tmp_path / "made.yaml")
+    certain, uncertain = made.values()
+    assert certain.model.state and not certain.model.state.has_code
+    assert "chance     the same actions led to the same frames at 40 of 40 moments" in said[""]
+    assert uncertain.model.state and uncertain.model.state.has_code
+    assert uncertain.stages["state"].objective_args == {"free_nats": recipe.FREE_NATS["state"]}
+    assert uncertain.stages["rollout"].objective_args["free_nats"] == recipe.FREE_NATS["rollout"]
 
 
 def test_new_says_what_twins_there_are_and_why_there_are_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldmodel.cli.parser import Parser, option
-from worldmodel.config import SourceConfig, VisionConfig, height_width
+from worldmodel.config import SourceConfig, StateConfig, VisionConfig, height_width
 from worldmodel.errors import InputError, WorldModelError
 
 if TYPE_CHECKING:
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 NUM_TWINS, NUM_BRANCHES = 100, 500
 NUM_LOOKED_AT = 40
-"""Pairs of twins by which the size of what actions move is measured."""
+"""Pairs of twins by which the size of what actions move is measured, and moments that are tried for
+chance."""
+UNCERTAIN = 0.1
+"""Share of the moments with several possible futures from which states have a code that chooses one."""
 FEW_PIXELS, MAX_SIDE = 24, 128
 """Where an action changes fewer pixels, frames are larger, up to this side and to their recorded size."""
 SLOW_ROUNDS, ACTIONS_OF_SLOW = 3, 2
@@ -49,6 +52,11 @@ def main(argv: list[str]) -> None:
         print(f"           {line}")
     print(f"twins      {_futures(facts.train, FOLDER, args.twins, budget_s)}")
     print(f"branches   {_futures(facts.train, BRANCHES, args.branches, budget_s)}")
+    uncertain, told = _chance(facts.train, budget_s)
+    print(f"chance     {told}")
+    if uncertain:
+        facts = replace(facts, uncertain=True)
+        recipe = plan(facts, budget_s, machine, f"runs/{path.stem}", args.size)
     actor = _actor(recipe)
     side = _side(recipe, facts, actor)
     if not args.size and actor is not None and side:
@@ -156,6 +164,23 @@ def _futures(source: SourceConfig, inside: "Inside", most: int, budget_s: float)
     return f"{count} pairs of futures of {episodes}, in {folder / inside}"
 
 
+def _chance(source: SourceConfig, budget_s: float) -> tuple[bool, str]:
+    """Return whether the same actions often lead to different futures, and how that was found."""
+    from worldmodel.data.twins import recording_folder
+    from worldmodel.recording import uncertain_moments
+
+    folder = recording_folder(source)
+    if folder is None:
+        return False, "not known, since the data are not a recording of this machine"
+    try:
+        found, moments = uncertain_moments(folder, NUM_LOOKED_AT, TWINS_SHARE * budget_s)
+    except WorldModelError as error:
+        return False, f"not known: {error}"
+    if found <= UNCERTAIN * moments:
+        return False, f"the same actions led to the same frames at {moments - found} of {moments} moments"
+    return True, f"the same actions led to other frames at {found} of {moments} moments: states have a code"
+
+
 def seconds(text: str) -> float:
     """Read a time such as 90m, 1h or 1.5h."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h|d)", text.strip())
@@ -167,6 +192,7 @@ def seconds(text: str) -> float:
 def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
     """Return the config with comments; settings that it leaves out have their defaults."""
     config, model = recipe.config, recipe.config.model
+    has_code = model.state is not None and model.state.has_code
     action = model.action.as_dict() | {"spec": [_given(spec) for spec in model.action.spec]}
     defaults = {"per_round": 1, "dropout": 0.0, "spec": []}
     action = {name: value for name, value in action.items() if value != defaults.get(name)}
@@ -202,11 +228,12 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
         *(["  outcomes: true           # rewards and ends of episodes are predicted, too"]
           if model.outcomes else []),
         "  num_inference_steps: 0     # shows the forecast of the state",
-        "  generator: null            # the forecast needs none; for worlds that do, see the end",
+        "  generator: null            # what the state decides is all there is to show",
         f"  codec: {_flow(codec)}",
         f"  action: {_flow(action)}",
         f"  backbone: {_flow(backbone)}",
-        f"  state: {_flow(_sizes(model.state))}",
+        *([f"  # {CODE}"] if has_code else []),
+        f"  state: {_flow(_state(model.state))}",
         "data:",
         "  sources:",
         *(f"    {name}: {_flow(_given(source))}" for name, source in config.data.sources.items()),
@@ -218,7 +245,7 @@ def as_yaml(recipe: "Recipe", machine: "Machine", args: Namespace) -> str:
         lines += [f"  # {COMMENTS[name]} About {recipe.seconds[name] / 60:.0f} minutes.", f"  {name}:"]
         lines += [f"    {key}: {_flow(value)}" for key, value in _given(stage).items() if key != "train"]
         lines.append(f"    train: {_flow({key: {} for key in stage.train})}")
-    return "\n".join([*lines, *GENERATOR, ""])
+    return "\n".join([*lines, *([] if has_code else WITHOUT_CODE), ""])
 
 
 COMMENTS = {
@@ -228,12 +255,14 @@ COMMENTS = {
     "rollout": "Many rounds from the model's own predictions, through time: what actions add up to.",
 }
 """Purpose of each stage."""
-GENERATOR = """\
-  # Where several futures are possible, a generator samples one instead of their average. To add one to the
-  # finished model: leave out `generator: null` and all stages above, and set num_inference_steps: 1, another
-  # run_dir and `init_from: {all: THIS_RUN_DIR/model, generator: null}` (a random generator). Then train it:
-  # generator: {objective: generator, train: {generator: {}}, steps: 200, batch_size: 32, lr: 1.0e-3,
-  #   muon_lr: 0.01, rounds: 1, tasks: {rounds: 1.0}}""".splitlines()
+CODE = (
+    "The same actions lead to several futures here: the code of a state chooses one, by the session's seed."
+)
+WITHOUT_CODE = (
+    "  # Where several futures are possible, a model without a code shows their average. To train one with a",
+    "  # code, set code_groups: 2 and code_block: 2 in model.state, and in objective_args free_nats: 4.0 in",
+    "  # the stage state and 0.5 in rollout.",
+)
 
 
 def _next_steps(out: str, run_dir: str, held: bool) -> str:
@@ -243,8 +272,11 @@ def _next_steps(out: str, run_dir: str, held: bool) -> str:
     return f"  worldmodel train {out}\n{evaluate}\n  worldmodel demo {run_dir}/model"
 
 
-def _sizes(part: Any) -> dict[str, int]:
-    return {name: getattr(part, name) for name in ("width", "num_layers", "num_heads")}
+def _state(state: StateConfig | None) -> dict[str, int]:
+    names = ["width", "num_layers", "num_heads"]
+    if state is not None and state.has_code:
+        names += ["code_groups", "code_classes", "code_block"]
+    return {name: getattr(state, name) for name in names}
 
 
 def _given(settings: Any) -> dict[str, Any]:

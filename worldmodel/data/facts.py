@@ -53,6 +53,8 @@ class DatasetFacts:
     """on_action if no round of the dataset is without an action."""
     outcomes: bool
     """Whether it states rewards and ends of episodes."""
+    uncertain: bool = False
+    """Whether the same actions can lead to different futures."""
 
 
 def read_facts(argument: str, out: Path, force: bool = False) -> DatasetFacts:

@@ -10,6 +10,7 @@ import errno
 import multiprocessing
 import shutil
 import signal
+import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
@@ -26,7 +27,7 @@ from worldmodel.data.twins import BRANCHES, FOLDER, HISTORY, STEPS, Inside
 from worldmodel.errors import InputError, OutputError, pip_install
 from worldmodel.io import TEMPORARY_PREFIX
 from worldmodel.recording.episode import Recordable, RecordedEpisode, RecordingFormat
-from worldmodel.recording.origin import origin_of, remember
+from worldmodel.recording.origin import Origin, origin_of, remember
 
 if TYPE_CHECKING:
     from worldmodel.recording.environment import EnvironmentEpisodes
@@ -137,16 +138,44 @@ def record_twins(
         OutputError: The folder cannot be written.
     """
     folder = Path(folder).expanduser()
+    origin, pairs = _twins_of_recording(folder, inside)
+    count = max(min(MIN_TWINS, num_twins), min(num_twins, int(budget_s / pairs.check())))
+    record(pairs, folder / inside, 2 * count, origin.format, progress=progress)
+    return count
+
+
+def uncertain_moments(folder: str | Path, num_moments: int, budget_s: float) -> tuple[int, int]:
+    """Count the moments from which the same actions can lead to other frames, by playing episodes again.
+
+    Args:
+        folder: A recording that was made on this machine.
+        num_moments: Most moments that are looked at.
+        budget_s: Seconds after which no other is.
+
+    Returns:
+        The number of such moments, and of all that were looked at.
+
+    Raises:
+        InputError: It was not recorded from an environment on this machine, or that cannot be played again.
+    """
+    _, pairs = _twins_of_recording(Path(folder).expanduser(), FOLDER)
+    began, found, looked_at = time.perf_counter(), 0, 0
+    while looked_at < num_moments and (not looked_at or time.perf_counter() - began < budget_s):
+        found += pairs.differs_by_chance(looked_at)
+        looked_at += 1
+    return found, looked_at
+
+
+def _twins_of_recording(folder: Path, inside: Inside) -> tuple[Origin, "TwinEpisodes"]:
+    """Open the environment of a recording to play its futures."""
     origin = origin_of(folder)
     if origin is None:
         raise InputError(
             f"{str(folder)!r} was not recorded from an environment on this machine; `worldmodel record` with "
             "--twins plays it again."
         )
-    pairs = _twins(_open_environment(origin.settings), folder, origin.num_episodes, STEPS, inside)
-    count = max(min(MIN_TWINS, num_twins), min(num_twins, int(budget_s / pairs.check())))
-    record(pairs, folder / inside, 2 * count, origin.format, progress=progress)
-    return count
+    episodes = _open_environment(origin.settings)
+    return origin, _twins(episodes, folder, origin.num_episodes, STEPS, inside)
 
 
 def convert(

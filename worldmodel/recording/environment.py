@@ -89,22 +89,31 @@ class EnvironmentEpisodes:
         self._play(name, self.seed(index), choose, limit, shown_from=limit + 1)
         return taken
 
-    def future(self, index: int, actions: Sequence[Any], shown_from: int) -> RecordedEpisode:
+    def future(
+        self, index: int, actions: Sequence[Any], shown_from: int, drawn_anew: int | None = None
+    ) -> RecordedEpisode:
         """Play an episode again with given elements of the action space, until they or the episode end.
 
         Args:
             index: The episode, by its seed.
             actions: The actions from its beginning.
             shown_from: The step from which frames are recorded.
+            drawn_anew: Seed of the environment's random generator (`Env.np_random`) from that step on; None
+                goes on with the episode's own.
 
         The environment is opened anew: many keep something over a reset, such as the phase of an animation.
         """
-        given, name = iter(actions), f"episode {index}, played again"
+        given, name = iter(enumerate(actions)), f"episode {index}, played again"
         kept, self.env = self.env, _make(self.settings)
+
+        def choose(_: Any) -> Any:
+            step, action = next(given)
+            if step == shown_from and drawn_anew is not None:
+                self.env.unwrapped.np_random = np.random.default_rng(drawn_anew)
+            return action
+
         try:
-            return self._play(
-                name, self.seed(index), lambda _: next(given), len(actions), shown_from=shown_from
-            )
+            return self._play(name, self.seed(index), choose, len(actions), shown_from=shown_from)
         finally:
             self.env.close()
             self.env = kept

@@ -23,6 +23,8 @@ DRAWS = 100
 """Actions that are drawn for one that differs from another."""
 MAX_STEPS = 500
 """Longest futures, which are read as a whole."""
+VISIBLE = 32
+"""Grey levels, of 255, by which a pixel differs where chance shows."""
 MAX_ALIKE = 20
 """Pairs without any difference after which actions are taken to have no effect."""
 
@@ -80,6 +82,26 @@ class TwinEpisodes:
                 f"random futures of {self.num_steps} steps are alike; check its actions and the camera."
             )
         return took
+
+    def differs_by_chance(self, number: int) -> bool:
+        """Return whether the same actions can lead to visibly other frames from a moment on.
+
+        An episode goes on with the policy's own actions, once as it was recorded and once after the random
+        generator of the environment (`Env.np_random`) was replaced. Chance that an environment takes from
+        elsewhere is not found.
+        """
+        rng = np.random.default_rng((self.episodes.settings.seed, number))
+        index = self.recorded[number % len(self.recorded)]
+        taken = self._taken(index)
+        moment = int(rng.integers(max(0, len(taken) - self.num_steps) + 1))
+        actions = taken[: moment + self.num_steps]
+        recorded, other = (self.episodes.future(index, actions, moment, seed) for seed in (None, number))
+        if len(recorded.actions) != len(other.actions):
+            return True
+        return any(
+            bool((np.abs(frames.astype(int) - other.cameras[name]) > VISIBLE).any())
+            for name, frames in recorded.cameras.items()
+        )
 
     def _play_again(self, index: int) -> list[Any]:
         """Return what the policy does in an episode of an environment that is opened anew, as futures are."""
