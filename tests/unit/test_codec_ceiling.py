@@ -194,5 +194,5 @@ def test_data_without_frames_has_no_ceiling(run_config: TrainConfig, tmp_path: P
         validation=ValidationConfig(codec_frames=18),
     )
     assert not ceilings(finetune.train(config).parent)
-    with pytest.raises(ConfigError, match="codec_frames -1"):
+    with pytest.raises(ConfigError, match="codec_frames of validation is -1"):
         ValidationConfig(codec_frames=-1)
