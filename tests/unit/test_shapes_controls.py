@@ -20,8 +20,9 @@ from worldmodel.shapes.controls import (
     action_of,
     sample_away_rollout,
     sample_controls_rollout,
+    what_was_done,
 )
-from worldmodel.shapes.evaluation.controls import camera_away, controlled
+from worldmodel.shapes.evaluation.controls import camera_away, controlled, recognised, same_deeds
 from worldmodel.shapes.evaluation.goals import GOALS
 from worldmodel.shapes.physics import CameraMove, Drag, Push
 from worldmodel.shapes.scene import MAX_ZOOM
@@ -97,6 +98,27 @@ def test_the_camera_magnifies_between_its_limits_and_keeps_what_is_there() -> No
     assert np.array_equal(shapes.render(beyond), shapes.backdrop("night"))
 
 
+@pytest.mark.parametrize(
+    ("controls", "plan", "told"),
+    [
+        (Controls(Drag(22, 33, 15, -7)), shapes.STAY, "the red ball goes 16 right and 8 up"),
+        (Controls(Drag(0, 63, 9, 9)), shapes.STAY, "nothing happens"),
+        (Controls(push=Push(-5, 0)), shapes.STAY, "everything goes 4 left"),
+        (Controls(push=Push(0, -8, "blue")), shapes.STAY, "the blue box goes 8 up"),
+        (
+            Controls(camera=CameraMove(8, 4)),
+            RIGHT,
+            "the red one moves right, the camera goes 8 right and 4 up",
+        ),
+        (Controls(camera=CameraMove(forward=1)), shapes.STAY, "the camera moves closer"),
+    ],
+)
+def test_what_was_done_is_told_in_words(controls: Controls, plan: Plan, told: str) -> None:
+    assert what_was_done(play(controls, plan=plan)) == told
+    assert same_deeds(told.replace("16", "14"), told)
+    assert not same_deeds(told.replace("8", "12"), told) or "8" not in told
+
+
 def test_words_and_controls_add_up() -> None:
     both = play(Controls(Drag(50, 50, 0, -20), camera=CameraMove(right=4)), plan=RIGHT).after
     assert places(both) == {"red": (32, 30), "blue": (46, 30)}
@@ -160,6 +182,13 @@ class Simulator:
             for sample in samples:
                 self.clips[sample.clip.first_frame.tobytes(), action_of(sample)] = sample.clip
 
+    def read(self, observations: Sequence[Sequence[np.ndarray]], prompts: Sequence[str]) -> list[str]:
+        clips = {clip.frames.tobytes(): clip for clip in self.clips.values()}
+        return [
+            "nothing happens" if self.forgets else what_was_done(clips[frames.tobytes()])
+            for _, frames in observations
+        ]
+
     def open(
         self, starts: np.ndarray, seeds: Sequence[int], actions: Sequence[Sequence[Action]] = ()
     ) -> Worlds:
@@ -190,10 +219,30 @@ def test_the_true_world_is_right_and_a_copy_is_wrong() -> None:
         assert all(rates[name]["value"] == 1 for name in ("moved", "pixel", "strict"))
         if kind in ("drag", "push one", "pan"):
             assert rates["copy_moved"]["value"] < 0.5
+    told = recognised(Simulator(), 4, SEED)  # type: ignore[arg-type]
+    assert all(rates["right"]["value"] == 1 for rates in told.values())
+    silent = recognised(Simulator(forgets=True), 4, SEED)  # type: ignore[arg-type]
+    assert silent["drag on nothing"]["right"]["value"] == silent["nothing"]["right"]["value"] == 1
+    assert silent["drag"]["right"]["value"] == silent["drag"]["copy_right"]["value"] == 0
     away = camera_away(Simulator(), 4, SEED, away_rounds=(2,))["rounds away: 2"]  # type: ignore[arg-type]
     assert away["named"]["value"] == away["strict"]["value"] == 1
-    rows = measured(GOALS, {"controls": figures, "away": {"rounds away: 1": away}})
+    rows = measured(GOALS, {"controls": figures, "inverse_controls": told, "away": {"rounds away: 1": away}})
     assert {row.path[1] for row in rows} == {*KINDS, "rounds away: 1"}
     assert {row.met for row in rows} == {True, None}
     copied = [row for row in rows if row.path[1:] == ("drag", "moved")]
     assert list(copied[0].baselines) == ["copy"]
+
+
+def test_keys_beside_words_act_on_another_object_and_yield_on_the_same() -> None:
+    beside = [sample_controls_rollout(SEED, index, 1, "words, keys")[0] for index in range(12)]
+    against = [sample_controls_rollout(SEED, index, 1, "words against keys")[0] for index in range(12)]
+    for sample in (*beside, *against):
+        colour, deed = sample.keys
+        action = action_of(sample)
+        assert action.keys == sample.keys and action.text == sample.text
+        said, *pressed = sample.clip.plan.acts
+        assert [(act.target_colour, act.deed) for act in pressed] == ([(colour, deed)] if pressed else [])
+        assert (said.target_colour == colour) != bool(pressed)
+        assert said.target_colour is not None and said.target_colour in sample.text
+        assert not pressed or colour not in sample.text or said.argument == colour or said.verb == "push"
+    assert all(len(sample.clip.plan.acts) == 2 for sample in beside)

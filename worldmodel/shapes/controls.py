@@ -3,7 +3,7 @@
 The units of the actions: a mouse is a drag in fractions of the picture, a vector is a push in pixels to the
 right and down (on all objects, or on that of the colour whose key is held), and a camera moves by widths of
 the picture to the right and up, and forward by factors of two. All of them move by whole steps of a 16th of
-the picture.
+the picture. Keys beside words act on another object; on the same one, the words decide.
 """
 
 from dataclasses import replace
@@ -11,21 +11,26 @@ from dataclasses import replace
 import numpy as np
 
 from worldmodel.actions import Action, Camera, Pose
-from worldmodel.shapes.language import plan_to_text
+from worldmodel.shapes.language import canonical_text, plan_to_text
 from worldmodel.shapes.physics import (
+    DIRECTIONS,
     NO_CONTROLS,
     STAY,
     STEP,
+    Act,
     CameraMove,
+    Clip,
     Controls,
     Drag,
     Plan,
     Push,
     advance,
+    at_rest,
     simulate,
+    under_pointer,
 )
 from worldmodel.shapes.render import sprite
-from worldmodel.shapes.sampling import Sample, sample_plan, works
+from worldmodel.shapes.sampling import Sample, held_out, sample_plan, works
 from worldmodel.shapes.scene import (
     FRAME_SIZE,
     MAX_ZOOM,
@@ -42,6 +47,8 @@ AWAY = "away"
 MAX_PUSH = 24
 """Most pixels of a push along each axis."""
 MAX_AWAY_ROUNDS = 8
+KEY_DEEDS = (*DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
+"""Keys that act on the object of the colour whose key is pressed with them."""
 
 _MIN_WAY, _MAX_DRAG, _MAX_PAN, _MAX_WAY_OUT = 4, 28, 24, 44
 _NEAR_A_STEP = 1
@@ -50,8 +57,8 @@ _SPLIT_ID, _AWAY_ID = 1400, 1500
 """Keep the random streams apart from the other splits'."""
 _TRIES = 16
 _KINDS = {
-    "drag": 0.28,
-    "push one": 0.12,
+    "drag": 0.26,
+    "push one": 0.11,
     "push all": 0.12,
     "pan": 0.16,
     "zoom": 0.08,
@@ -59,8 +66,10 @@ _KINDS = {
     "push all, words": 0.03,
     "pan, words": 0.05,
     "drag, pan": 0.03,
-    "words": 0.03,
-    "drag on nothing": 0.03,
+    "words, keys": 0.03,
+    "words against keys": 0.02,
+    "words": 0.02,
+    "drag on nothing": 0.02,
     "nothing": 0.02,
 }
 KINDS = tuple(_KINDS)
@@ -69,9 +78,9 @@ _MAGNIFIED = ("zoom", "nothing")
 
 
 def action_of(sample: Sample) -> Action:
-    """Return the action of a sample: its text and its controls."""
+    """Return the action of a sample: its text, its keys and its controls."""
     controls = sample.clip.controls
-    found = Action(sample.text or None)
+    found = Action(sample.text or None, keys=sample.keys)
     if controls.drag is not None:
         drag = controls.drag
         place = ((drag.x + 0.5) / FRAME_SIZE, (drag.y + 0.5) / FRAME_SIZE)
@@ -85,6 +94,51 @@ def action_of(sample: Sample) -> Action:
         way = (move.right / FRAME_SIZE, move.up / FRAME_SIZE, move.forward)
         found = replace(found, camera=Camera("velocity", Pose(way)))
     return found
+
+
+def what_was_done(clip: Clip) -> str:
+    """Return in canonical words what led to a clip: its acts, and what its controls moved.
+
+    A drag and a push of one object have the same words, since both look the same. Ways are in pixels, and of
+    single objects as far as they went: walls and other objects stop them.
+    """
+    controls = clip.controls
+    said = [] if clip.plan == STAY else [canonical_text(clip.plan)]
+    drag, push, camera = controls.drag, controls.push, controls.camera
+    if drag is not None and (held := under_pointer(drag, clip.before)):
+        said.append(_moved_by(clip, held.colour))
+    if push is not None:
+        colour = clip.before.objects[0].colour if len(clip.before.objects) == 1 else push.colour
+        everything = f"everything goes {_way(_steps(push.right), _steps(push.down))}"
+        said.append(everything if colour is None else _moved_by(clip, colour))
+    if camera is not None and camera.forward:
+        said.append(f"the camera moves {'closer' if camera.forward > 0 else 'back'}")
+    elif camera is not None:
+        said.append(f"the camera goes {_way(_steps(camera.right), -_steps(camera.up))}")
+    return ", ".join(said) or canonical_text(STAY)
+
+
+def _moved_by(clip: Clip, colour: str) -> str:
+    """Return an object and its way in words, apart from the camera's motion."""
+    after = at_rest(advance(clip.before, clip.plan, replace(clip.controls, camera=None))[-1])
+    old, new = clip.before.find(colour), after.find(colour)
+    if old is None or new is None:
+        return f"the {colour} one goes away"
+    return f"the {old.colour} {old.shape} goes {_way(new.x - old.x, new.y - old.y)}"
+
+
+def _way(right: int, down: int) -> str:
+    """Return a way in words, such as `12 right and 4 up`."""
+    parts = []
+    if right:
+        parts.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
+    if down:
+        parts.append(f"{abs(down)} {'down' if down > 0 else 'up'}")
+    return " and ".join(parts) or "nowhere"
+
+
+def _steps(pixels: int) -> int:
+    return STEP * round(pixels / STEP)
 
 
 def sample_controls_rollout(seed: int, index: int, rounds: int, kind: str | None = None) -> list[Sample]:
@@ -202,8 +256,24 @@ def _of_kind(rng: np.random.Generator, scene: Scene, kind: str) -> Sample | None
         plan = _draw_plan(rng, scene, drag)
         if plan is None:
             return None
+        if "keys" in kind:
+            return _with_keys(rng, scene, plan.acts[0], against="against" in kind)
     controls = Controls(drag, push, camera)
     return _play(rng, scene, plan, controls) if _is_visible(scene, plan, controls, kind) else None
+
+
+def _with_keys(rng: np.random.Generator, scene: Scene, said: Act, against: bool) -> Sample | None:
+    """Draw keys beside an act in words: for another object, or against the words for the same one."""
+    things = [obj for obj in in_view(scene) if (obj.colour == said.target_colour) == against]
+    if not things:
+        return None
+    obj = things[int(rng.integers(len(things)))]
+    deeds = [each for each in KEY_DEEDS if each != said.deed and not held_out(obj.colour, obj.shape, each)]
+    deed = deeds[int(rng.integers(len(deeds)))]
+    plan = Plan(((said,) if against else (said, Act(deed, obj.colour)),))
+    if not works(scene, plan):
+        return None
+    return replace(_play(rng, scene, Plan(((said,),))), clip=simulate(scene, plan), keys=(obj.colour, deed))
 
 
 def _play(

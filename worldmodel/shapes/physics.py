@@ -293,7 +293,8 @@ class _Body:
 
 def _play(scene: Scene, stage: Sequence[Act], num_frames: int, controls: Controls) -> list[Scene]:
     bodies = [_Body(obj) for obj in scene.objects]
-    dragged = _under_pointer(controls.drag, scene, bodies)
+    held = None if controls.drag is None else under_pointer(controls.drag, scene)
+    dragged = next((body for body in bodies if body.obj is held), None)
     cast = [(act, _body_for(act, scene, bodies)) for act in stage if act.verb != "stay"]
     _check_new_colours(scene, stage)
     for act, body in cast:
@@ -405,15 +406,13 @@ def _arrived(share: float) -> float:
     return min(1.0, share / 0.75)
 
 
-def _under_pointer(drag: Drag | None, scene: Scene, bodies: Sequence[_Body]) -> _Body | None:
-    """Return the body that covers the pixel at which the pointer is pressed."""
-    if drag is None:
-        return None
-    for obj, body in zip(as_seen(scene).objects, bodies, strict=True):
+def under_pointer(drag: Drag, scene: Scene) -> SceneObject | None:
+    """Return the object of a scene that covers the pixel at which the pointer is pressed."""
+    for obj, own in zip(as_seen(scene).objects, scene.objects, strict=True):
         cover = sprite(obj.shape, RADII[obj.size] if obj.radius is None else obj.radius)
         row, column = drag.y - obj.y + len(cover) // 2, drag.x - obj.x + len(cover) // 2
         if 0 <= row < len(cover) and 0 <= column < len(cover) and cover[row, column] > _TOUCHED:
-            return body
+            return own
     return None
 
 

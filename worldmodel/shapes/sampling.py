@@ -50,10 +50,11 @@ _MIN_FALL = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A clip, and a sentence for its plan; an empty one if it was not asked for."""
+    """A clip, and what asks for its plan: a sentence, which can be empty, and keys pressed beside it."""
 
     text: str
     clip: Clip
+    keys: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=4096)

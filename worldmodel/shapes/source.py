@@ -14,7 +14,14 @@ from worldmodel.errors import ConfigError
 from worldmodel.shapes.captions import SPLIT as CAPTIONS
 from worldmodel.shapes.captions import WRITTEN, sample_captioned_clip, what_happens
 from worldmodel.shapes.chance import sample_chance_rollout
-from worldmodel.shapes.controls import AWAY, action_of, sample_away_rollout, sample_controls_rollout
+from worldmodel.shapes.controls import (
+    AWAY,
+    KEY_DEEDS,
+    action_of,
+    sample_away_rollout,
+    sample_controls_rollout,
+    what_was_done,
+)
 from worldmodel.shapes.controls import SPLIT as CONTROLS
 from worldmodel.shapes.films import SPLIT as FILMS
 from worldmodel.shapes.films import sample_film_rollout
@@ -26,7 +33,7 @@ from worldmodel.shapes.scene import half_side_of
 from worldmodel.shapes.wordings import SPLIT as WORDINGS
 from worldmodel.shapes.wordings import sample_worded_rollout
 
-KEYS = (*shapes.COLOURS, *shapes.DIRECTIONS, "jump", "fall", "grow", "shrink", "vanish", "explode")
+KEYS = (*shapes.COLOURS, *KEY_DEEDS)
 """Keys of the shapes world; a colour and a verb pressed together act on the object of that colour."""
 
 LABEL_WORDS = {
@@ -159,12 +166,13 @@ class ShapesSource:
         first = samples[0]
         before = shapes.render(first.clip.before)[None]
         if task == "inverse":
-            answer = shapes.canonical_text(first.clip.plan)
+            answer = what_was_done(first.clip)
             return Episode(name, (before, first.clip.frames), prompt=WHAT_HAPPENED, answer=answer)
         if task == "ask" and self.split == WRITTEN:
             return Episode(name, (before,), prompt=first.text, answer=what_happens(first))
         if task in ("describe", "ask"):
-            scene = first.clip.before if rng.random() < 0.5 else first.clip.after
+            filmed = first.clip.controls.camera is not None  # captions are of scenes that are seen whole
+            scene = first.clip.before if rng.random() < 0.5 or filmed else first.clip.after
             frames = before if scene is first.clip.before else first.clip.frames
             if task == "describe":
                 return Episode(name, (frames,), prompt=DESCRIBE, answer=shapes.caption(scene))
@@ -196,7 +204,7 @@ class ShapesSource:
 
 def _action(sample: shapes.Sample, rng: np.random.Generator, known: Collection[str] | None) -> Action:
     """Return the action as text; one in ten of those that keys can express, as keys."""
-    if sample.clip.controls != shapes.NO_CONTROLS:
+    if sample.keys or sample.clip.controls != shapes.NO_CONTROLS:
         return action_of(sample)
     if not sample.text:
         return Action()

@@ -1,18 +1,26 @@
 """Controls: what a mouse, a vector and a camera do, and objects that the camera left and came back to."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from worldmodel import shapes
+from worldmodel.episodes import WHAT_HAPPENED
 from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.examples import Album, Example
 from worldmodel.eval.figures import Tally
 from worldmodel.eval.runner import Subject
 from worldmodel.media import Frame
 from worldmodel.shapes import Clip
-from worldmodel.shapes.controls import KINDS, action_of, sample_away_rollout, sample_controls_rollout
+from worldmodel.shapes.controls import (
+    KINDS,
+    action_of,
+    sample_away_rollout,
+    sample_controls_rollout,
+    what_was_done,
+)
 from worldmodel.shapes.judge import PLACE_TOLERANCE, ObjectVerdict
 
 AWAY_ROUNDS = (1, 4, 8)
@@ -49,6 +57,44 @@ def controlled(
                     album.add(Example(f"controls, {kind}", caption, found["strict"], clip.frames, frames))
         figures[kind] = tally.figures()
     return figures
+
+
+def recognised(
+    subject: Subject, count: int, seed: int, album: Album | None = None, kinds: Sequence[str] = KINDS
+) -> dict[str, Any]:
+    """Ask which controls led from a picture to the clip after it.
+
+    Returns:
+        By kind: the rates `right` (the same words, and ways within 3 pixels), and `copy_right`, of the answer
+        that nothing happens.
+    """
+    figures: dict[str, Any] = {}
+    for kind in kinds:
+        tally = Tally()
+        for start in range(0, count, BATCH):
+            indices = range(start, min(start + BATCH, count))
+            clips = [sample_controls_rollout(seed, index, 1, kind)[0].clip for index in indices]
+            shown = [(clip.first_frame[None], clip.frames) for clip in clips]
+            answers = subject.read(shown, [WHAT_HAPPENED] * len(shown))
+            for clip, said in zip(clips, answers, strict=True):
+                truth = what_was_done(clip)
+                right, still = same_deeds(said, truth), same_deeds(shapes.canonical_text(shapes.STAY), truth)
+                tally.count(right=right, copy_right=still)
+                if album is not None:
+                    note = f"says: {said}" if right else f"says: {said} (true: {truth})"
+                    seen = np.concatenate([clip.first_frame[None], clip.frames])
+                    album.add(
+                        Example("inverse dynamics, controls", "what happened?", right, seen, None, note)
+                    )
+        figures[kind] = tally.figures()
+    return figures
+
+
+def same_deeds(said: str, truth: str) -> bool:
+    """Return whether two sentences of `what_was_done` have the same words, and ways within 3 pixels."""
+    ways = [[int(number) for number in re.findall(r"\d{1,4}", text)] for text in (said, truth)]
+    words = [re.sub(r"\d{1,4}", "#", text.strip()) for text in (said, truth)]
+    return words[0] == words[1] and all(abs(a - b) <= PLACE_TOLERANCE for a, b in zip(*ways, strict=True))
 
 
 def rates(frame: Frame, clip: Clip) -> dict[str, bool]:

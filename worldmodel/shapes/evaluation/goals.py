@@ -149,6 +149,14 @@ GOALS: tuple[Goal, ...] = (
     *(_control(kind, "strict") for kind in CONTROLS),
     *(
         Goal(
+            f"Inverse dynamics of controls, {kind}: the words are right, and ways within 3 pixels",
+            ("inverse_controls", kind, "right"),
+            baselines={"nothing happens": ("inverse_controls", kind, "copy_right")},
+        )
+        for kind in CONTROLS
+    ),
+    *(
+        Goal(
             f"Camera: objects that it left are as they were when it comes back; rounds away: {away}",
             ("away", f"rounds away: {away}", "named"),
             at_least=goal,

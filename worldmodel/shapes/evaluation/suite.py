@@ -42,7 +42,7 @@ from worldmodel.shapes.controls import SPLIT as CONTROLS
 from worldmodel.shapes.evaluation import cases, paraphrases
 from worldmodel.shapes.evaluation.captions import text_to_video
 from worldmodel.shapes.evaluation.card import CARD
-from worldmodel.shapes.evaluation.controls import AWAY_ROUNDS, camera_away, controlled
+from worldmodel.shapes.evaluation.controls import AWAY_ROUNDS, camera_away, controlled, recognised
 from worldmodel.shapes.evaluation.films import FILM_ROUNDS, film_continuations
 from worldmodel.shapes.evaluation.goals import GOALS
 from worldmodel.shapes.evaluation.images import text_to_image
@@ -128,7 +128,10 @@ class ShapesSuite:
             2 * count * len(FILM_ROUNDS),
             lambda s: film_continuations(s, self.judge, count, seed, album),
         )
-        controls = Part("controls", count * len(KINDS), lambda s: controlled(s, count, seed, album))
+        controls = [
+            Part("controls", count * len(KINDS), lambda s: controlled(s, count, seed, album)),
+            Part("inverse_controls", count * len(KINDS), lambda s: recognised(s, count, seed, album)),
+        ]
         back = count * (sum(AWAY_ROUNDS) + 2 * len(AWAY_ROUNDS))
         away = Part("away", back, lambda s: camera_away(s, count, seed, album))
         videos = Part("text_to_video", count, lambda s: text_to_video(s, self.judge, count, seed, album))
@@ -136,7 +139,7 @@ class ShapesSuite:
             alone = {"chance": [chance], MEMORY: [memory], FILMS: [films], CAPTIONS: [videos]}
             asked = count * len(QUESTIONS) * (sum(RECALL_ROUNDS) + 2 * len(RECALL_ROUNDS))
             recall = Part("recall", asked, lambda s: recalled(s, count, seed, album))
-            alone |= {CONTROLS: [controls], AWAY: [away], RECALL: [recall]}
+            alone |= {CONTROLS: controls, AWAY: [away], RECALL: [recall]}
             return alone.get(settings.split, following)
         pressed = [Part("keys", count, lambda s: self._keys(s, count, seed, album))]
         takes_keys = config is None or set(KEYS) <= set(config.action.keys)
