@@ -461,6 +461,15 @@ def test_chance_is_found_by_playing_the_same_actions_again(
     assert recording.uncertain_moments(folder, 10, budget_s=0)[1] == 1
 
 
+def test_a_random_generator_that_cannot_be_replaced_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = recording.record_environment(settings(), tmp_path / "set", 10)
+    monkeypatch.setattr(Slide, "np_random", property(lambda self: np.random.default_rng(0)))
+    with pytest.raises(InputError, match=r"np_random\) of \S+ raised AttributeError"):
+        recording.uncertain_moments(folder, 10, budget_s=60)
+
+
 def test_new_gives_states_of_uncertain_worlds_a_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,12 +104,14 @@ class EnvironmentEpisodes:
         The environment is opened anew: many keep something over a reset, such as the phase of an animation.
         """
         given, name = iter(enumerate(actions)), f"episode {index}, played again"
+        generator = f"The random generator (np_random) of {self.settings.env_id}"
         kept, self.env = self.env, _make(self.settings)
 
         def choose(_: Any) -> Any:
             step, action = next(given)
             if step == shown_from and drawn_anew is not None:
-                self.env.unwrapped.np_random = np.random.default_rng(drawn_anew)
+                with _blamed(generator, f"when it was replaced in {name}"):
+                    self.env.unwrapped.np_random = np.random.default_rng(drawn_anew)
             return action
 
         try:
