@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from worldmodel import config as configs
 from worldmodel.config import (
+    ActionConfig,
     DataConfig,
     MeshConfig,
     SourceConfig,
@@ -59,16 +60,23 @@ STAGES = {
         "joint", batch_size=5, microbatch_size=2, train=BY_LORA, tasks={"rounds": 1.0}, rounds=2
     ),
     "text": StageConfig("joint", batch_size=5, train=WHOLE, tasks={"describe": 1.0}),
+    # Questions about one observation and about earlier rounds, one at a time: processes have other kinds.
+    "history": StageConfig(
+        "state", batch_size=6, microbatch_size=1, train=WHOLE, tasks={"ask": 1.0}, rounds=2
+    ),
     # One clip at a time: some have a window of two chunks, some have none.
     "swin": StageConfig(
         "joint", batch_size=6, microbatch_size=1, train=WHOLE, tasks={"rounds": 1.0}, rounds=2
     ),
 }
+CONTROLS = ActionConfig(mouse="drag", vector={"size": 2}, camera=True)
+SOURCES = {"shapes": SourceConfig("shapes"), "recall": SourceConfig("shapes", split="recall")}
 CASES = [
     ("reference", "full"),
     ("reference", "own"),
     ("reference", "rollout"),
     ("reference", "text"),
+    ("reference", "history"),
     ("sdpa", "lora"),
     ("sdpa", "rollout"),
     ("sdpa", "swin"),
@@ -121,14 +129,17 @@ def work(folder: Path, config_file: Path) -> None:
     for mesh_name, mesh in MESHES[dist.get_world_size()].items():
         for kernel, stage_name in CASES:
             attention.use(kernel)
-            swin = {"sampler": "swin", "num_inference_steps": 2} if stage_name == "swin" else {}
+            special = {
+                "swin": {"sampler": "swin", "num_inference_steps": 2},
+                "history": {"text_history": True, "action": CONTROLS},
+            }
             config = TrainConfig(
-                model=dataclasses.replace(model, **swin),
+                model=dataclasses.replace(model, **special.get(stage_name, {})),
                 mesh=mesh,
                 precision="fp32",
                 activations="recompute" if kernel == "sdpa" else "keep",
                 stages={stage_name: dataclasses.replace(STAGES[stage_name], steps=1, max_gradient_norm=1e9)},
-                data=DataConfig({"shapes": SourceConfig("shapes")}),
+                data=DataConfig(SOURCES if stage_name == "history" else {"shapes": SOURCES["shapes"]}),
             )
             found = gradients(config, stage_name)
             if dist.get_rank() == 0:

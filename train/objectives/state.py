@@ -41,6 +41,15 @@ from worldmodel.train.objectives.language import LanguageObjective, text_loss
 from worldmodel.train.objectives.rollout import RolloutWindow, SelfRollout
 
 
+def spare_round(model: WorldModel) -> Float[Tensor, "_ d"]:
+    """Embed a round of a blank observation without an action, so that sharded modules are called."""
+    blank = model.blank_observation(1)
+    context = blank.latents[:, None].detach()  # as what is observed: gradients are reduced in one order
+    frames = None if blank.frames is None else blank.frames[:, None]
+    (rows,), _ = embed_rounds(model, context, model.action.of_rounds([Action()]), frames)
+    return rows
+
+
 class StateObjective(Objective):
     """State alignment, mixed with text tasks that keep the backbone's language ability.
 
@@ -201,6 +210,8 @@ class StateObjective(Objective):
             )
             for row, each in enumerate(prompt.observations)
         ]
+        # Texts are of any source, so another process may have earlier rounds where this one has none.
+        (with_earlier,) = model.agreement.most(int(prompt.before is not None))
         if prompt.before is not None:
             done = [
                 action
@@ -211,6 +222,8 @@ class StateObjective(Objective):
             observations = [
                 replace(seen, before=(rows,)) for seen, rows in zip(observations, earlier, strict=True)
             ]
+        elif with_earlier:
+            observations[0] = replace(observations[0], before=(spare_round(model)[:0],))
         rows = text.sequences(model, observations, prompt.prompts, prompt.answers)
         return {"nll": text_loss(model, [row for row, _ in rows], [labels for _, labels in rows])}
 
