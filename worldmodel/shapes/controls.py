@@ -96,49 +96,42 @@ def action_of(sample: Sample) -> Action:
     return found
 
 
-def what_was_done(clip: Clip) -> str:
-    """Return in canonical words what led to a clip: its acts, and what its controls moved.
+def seen_action(clip: Clip) -> Action:
+    """Return the action to which a clip looks: its acts in canonical words, and what controls moved.
 
-    A drag and a push of one object have the same words, since both look the same. Ways are in pixels, and of
-    single objects as far as they went: walls and other objects stop them.
+    A drag of an object looks like a push of it, and is one here. Ways are in whole steps, and of single
+    objects as far as they went: walls and other objects stop them.
     """
     controls = clip.controls
-    said = [] if clip.plan == STAY else [canonical_text(clip.plan)]
-    drag, push, camera = controls.drag, controls.push, controls.camera
-    if drag is not None and (held := under_pointer(drag, clip.before)):
-        said.append(_moved_by(clip, held.colour))
-    if push is not None:
-        colour = clip.before.objects[0].colour if len(clip.before.objects) == 1 else push.colour
-        everything = f"everything goes {_way(_steps(push.right), _steps(push.down))}"
-        said.append(everything if colour is None else _moved_by(clip, colour))
-    if camera is not None and camera.forward:
-        said.append(f"the camera moves {'closer' if camera.forward > 0 else 'back'}")
-    elif camera is not None:
-        said.append(f"the camera goes {_way(_steps(camera.right), -_steps(camera.up))}")
-    return ", ".join(said) or canonical_text(STAY)
+    found = Action(None if clip.plan == STAY else canonical_text(clip.plan))
+    held = None if controls.drag is None else under_pointer(controls.drag, clip.before)
+    colour = held.colour if held else None
+    if controls.push is not None:
+        alone = clip.before.objects[0].colour if len(clip.before.objects) == 1 else None
+        colour = controls.push.colour or alone
+        found = replace(found, vector=(_steps(controls.push.right), _steps(controls.push.down)))
+    if colour is not None:
+        way = _way(clip, colour)
+        found = replace(found, keys=(colour,), vector=way) if any(way) else replace(found, vector=None)
+    if controls.camera is not None:
+        move = controls.camera
+        right, up = (_steps(pixels) / FRAME_SIZE for pixels in (move.right, move.up))
+        found = replace(found, camera=Camera("velocity", Pose((right, up, move.forward))))
+    return found
 
 
-def _moved_by(clip: Clip, colour: str) -> str:
-    """Return an object and its way in words, apart from the camera's motion."""
+def _way(clip: Clip, colour: str) -> tuple[float, float]:
+    """Return how far an object went to the right and down, apart from the camera's motion."""
     after = at_rest(advance(clip.before, clip.plan, replace(clip.controls, camera=None))[-1])
     old, new = clip.before.find(colour), after.find(colour)
     if old is None or new is None:
-        return f"the {colour} one goes away"
-    return f"the {old.colour} {old.shape} goes {_way(new.x - old.x, new.y - old.y)}"
+        return 0.0, 0.0
+    right, down = (float(min(max(way, -MAX_PUSH), MAX_PUSH)) for way in (new.x - old.x, new.y - old.y))
+    return right, down
 
 
-def _way(right: int, down: int) -> str:
-    """Return a way in words, such as `12 right and 4 up`."""
-    parts = []
-    if right:
-        parts.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
-    if down:
-        parts.append(f"{abs(down)} {'down' if down > 0 else 'up'}")
-    return " and ".join(parts) or "nowhere"
-
-
-def _steps(pixels: int) -> int:
-    return STEP * round(pixels / STEP)
+def _steps(pixels: int) -> float:
+    return float(STEP * round(pixels / STEP))
 
 
 def sample_controls_rollout(seed: int, index: int, rounds: int, kind: str | None = None) -> list[Sample]:

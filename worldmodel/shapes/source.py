@@ -8,6 +8,7 @@ import numpy as np
 
 from worldmodel import shapes
 from worldmodel.actions import Action
+from worldmodel.actions.words import say
 from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.episodes import DESCRIBE, WHAT_HAPPENED, Episode
 from worldmodel.errors import ConfigError
@@ -20,7 +21,7 @@ from worldmodel.shapes.controls import (
     action_of,
     sample_away_rollout,
     sample_controls_rollout,
-    what_was_done,
+    seen_action,
 )
 from worldmodel.shapes.controls import SPLIT as CONTROLS
 from worldmodel.shapes.films import SPLIT as FILMS
@@ -166,7 +167,7 @@ class ShapesSource:
         first = samples[0]
         before = shapes.render(first.clip.before)[None]
         if task == "inverse":
-            answer = what_was_done(first.clip)
+            answer = say(seen_action(first.clip))
             return Episode(name, (before, first.clip.frames), prompt=WHAT_HAPPENED, answer=answer)
         if task == "ask" and self.split == WRITTEN:
             return Episode(name, (before,), prompt=first.text, answer=what_happens(first))

@@ -1,12 +1,14 @@
 """Controls: what a mouse, a vector and a camera do, and objects that the camera left and came back to."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from worldmodel import shapes
+from worldmodel.actions import Action
+from worldmodel.actions.words import say, understand
+from worldmodel.config import ActionConfig
 from worldmodel.episodes import WHAT_HAPPENED
 from worldmodel.eval.action_following import BATCH
 from worldmodel.eval.examples import Album, Example
@@ -16,14 +18,18 @@ from worldmodel.media import Frame
 from worldmodel.shapes import Clip
 from worldmodel.shapes.controls import (
     KINDS,
+    MAX_PUSH,
     action_of,
     sample_away_rollout,
     sample_controls_rollout,
-    what_was_done,
+    seen_action,
 )
 from worldmodel.shapes.judge import PLACE_TOLERANCE, ObjectVerdict
+from worldmodel.shapes.scene import COLOURS
 
 AWAY_ROUNDS = (1, 4, 8)
+TAKES = ActionConfig(keys=list(COLOURS), vector={"low": [-MAX_PUSH] * 2, "high": [MAX_PUSH] * 2}, camera=True)
+"""What answers about controls can name; a drag of an object looks like a push of it."""
 PIXEL = 1.0
 """Distance up to which an object is where the camera shows it, in pixels."""
 
@@ -65,7 +71,7 @@ def recognised(
     """Ask which controls led from a picture to the clip after it.
 
     Returns:
-        By kind: the rates `right` (the same words, and ways within 3 pixels), and `copy_right`, of the answer
+        By kind: the rates `right` (the same action, ways within 3 pixels), and `copy_right`, of the answer
         that nothing happens.
     """
     figures: dict[str, Any] = {}
@@ -77,11 +83,11 @@ def recognised(
             shown = [(clip.first_frame[None], clip.frames) for clip in clips]
             answers = subject.read(shown, [WHAT_HAPPENED] * len(shown))
             for clip, said in zip(clips, answers, strict=True):
-                truth = what_was_done(clip)
-                right, still = same_deeds(said, truth), same_deeds(shapes.canonical_text(shapes.STAY), truth)
-                tally.count(right=right, copy_right=still)
+                truth = seen_action(clip)
+                right = same_action(understand(said, TAKES), truth)
+                tally.count(right=right, copy_right=same_action(Action(), truth))
                 if album is not None:
-                    note = f"says: {said}" if right else f"says: {said} (true: {truth})"
+                    note = f"says: {said}" if right else f"says: {said} (true: {say(truth)})"
                     seen = np.concatenate([clip.first_frame[None], clip.frames])
                     album.add(
                         Example("inverse dynamics, controls", "what happened?", right, seen, None, note)
@@ -90,11 +96,17 @@ def recognised(
     return figures
 
 
-def same_deeds(said: str, truth: str) -> bool:
-    """Return whether two sentences of `what_was_done` have the same words, and ways within 3 pixels."""
-    ways = [[int(number) for number in re.findall(r"\d{1,4}", text)] for text in (said, truth)]
-    words = [re.sub(r"\d{1,4}", "#", text.strip()) for text in (said, truth)]
-    return words[0] == words[1] and all(abs(a - b) <= PLACE_TOLERANCE for a, b in zip(*ways, strict=True))
+def same_action(found: Action, truth: Action) -> bool:
+    """Return whether two actions have the same words and keys, and ways within 3 pixels."""
+    return (found.text, found.keys) == (truth.text, truth.keys) and all(
+        abs(a - b) <= PLACE_TOLERANCE for a, b in zip(_ways(found), _ways(truth), strict=True)
+    )
+
+
+def _ways(action: Action) -> tuple[float, ...]:
+    """Return the numbers of an action in pixels, and of its magnification in parts of a 64th."""
+    moved = (0.0, 0.0, 0.0) if action.camera is None else action.camera.pose.translation
+    return *(action.vector or (0.0, 0.0)), *(shapes.FRAME_SIZE * each for each in moved)
 
 
 def rates(frame: Frame, clip: Clip) -> dict[str, bool]:

@@ -149,7 +149,7 @@ GOALS: tuple[Goal, ...] = (
     *(_control(kind, "strict") for kind in CONTROLS),
     *(
         Goal(
-            f"Inverse dynamics of controls, {kind}: the words are right, and ways within 3 pixels",
+            f"Inverse dynamics of controls, {kind}: the action is right, ways within 3 pixels",
             ("inverse_controls", kind, "right"),
             baselines={"nothing happens": ("inverse_controls", kind, "copy_right")},
         )
