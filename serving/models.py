@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class ServedModels:
         self._options = options or EngineOptions()
         self._services: dict[str, WorldService] = {}
         self._loading = asyncio.Lock()
+        self._reserved: set[str] = set()
         self._register(name, first)
 
     def __iter__(self) -> Iterator[WorldService]:
@@ -93,10 +95,16 @@ class ServedModels:
             raise _unknown()
         return found
 
-    def check_free(self, name: str) -> None:
-        """Raise `ConflictError` if a model or an adapter has a name."""
-        if name in self.names:
+    @contextmanager
+    def _reserve(self, name: str) -> Iterator[None]:
+        """Keep a name from other requests while what shall have it is loaded."""
+        if name in self._reserved or name in self.names:
             raise ConflictError(f"There is a model {name!r}; unload it first, or choose another name.")
+        self._reserved.add(name)
+        try:
+            yield
+        finally:
+            self._reserved.remove(name)
 
     def check_served(self, world: World) -> None:
         """Raise `ModelUnloadedError` if the model of a world that has just started was unloaded meanwhile."""
@@ -128,18 +136,42 @@ class ServedModels:
             InputError: the folder does not hold a model, or the model does not fit in memory; the models that
                 are served stay as they were.
         """
-        async with self._loading:
-            self.check_free(name)
-            service = await self._load(folder)
+        with self._reserve(name):
+            async with self._loading:
+                service = await self._load(folder)
+                try:
+                    await service.play_test_round()
+                except Exception:
+                    LOG.exception("The model in %s cannot be served.", folder)
+                    await self.unload(service)
+                    raise InputError(
+                        f"The model in {folder.name!r} is loaded, but cannot play a round; the log says why."
+                    ) from None
+                return self._register(name, service)
+
+    async def add_adapter(self, name: str, folder: Path, base: str | None = None) -> Served:
+        """Add an adapter to a model, by default the first one.
+
+        Raises:
+            ConflictError: there is a model or an adapter of this name.
+            InputError: the folder has no adapter that fits the model, or `base` is an adapter.
+            NotFoundError: there is no model `base`, or it was unloaded meanwhile.
+        """
+        model = self.find(base)
+        if model.adapter is not None:
+            raise InputError(f"{base!r} is an adapter; name its model, {model.service.name!r}.")
+
+        def attach() -> None:  # in the thread that runs the model, which may have been unloaded meanwhile
+            if model.service not in self:
+                raise ModelUnloadedError(model.name)
+            model.service.adapters.add(name, folder)
+
+        with self._reserve(name):
             try:
-                await service.play_test_round()
-            except Exception:
-                LOG.exception("The model in %s cannot be served.", folder)
-                await self.unload(service)
-                raise InputError(
-                    f"The model in {folder.name!r} is loaded, but cannot play a round; the log says why."
-                ) from None
-            return self._register(name, service)
+                await model.service.compute.run(attach)
+            except ModelError as error:
+                raise InputError(str(error)) from None
+        return self.find(name)
 
     def withdraw(self, name: str) -> WorldService:
         """Let requests choose a model no longer, and return it.

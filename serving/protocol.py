@@ -570,6 +570,8 @@ class LoadAdapterRequest(RequestBody):
     """Name by which requests choose it."""
     lora_path: FolderName
     """Name of a folder in the server's `--adapters-dir`; no paths are taken."""
+    base_model_name: Name | None = None
+    """Model that it belongs to; by default the one that the server was started with."""
 
 
 class UnloadAdapterRequest(RequestBody):
@@ -600,6 +602,8 @@ class ModelObject(ResponseBody):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    parent: str | None = None
+    """Model of an adapter; null for a model."""
     tasks: list[str]
     """What it was trained on (`stages.NAME.tasks`) or, where it is not known, what its actions permit."""
     about: str

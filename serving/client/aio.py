@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
     """Settings of generation; those that are left out take the defaults of the model."""
 
     model: str | None
-    """Name of the server's model or of one of its adapters."""
+    """Name of a model of the server or of an adapter."""
     seed: int | None
     num_inference_steps: int | None
     guidance_scale: float | None
@@ -402,13 +402,42 @@ class AsyncClient:
         return True
 
     async def models(self) -> list[str]:
-        """Return the names that `model` accepts: the server's model and its adapters."""
+        """Return the names that `model` accepts: the server's models and their adapters."""
         return [str(item["id"]) for item in (await self._api.json("GET", "/v1/models"))["data"]]
 
     async def model(self, name: str | None = None) -> ModelObject:
         """Return the description of a model; None asks for the server's model."""
         name = name or (await self.models())[0]
         return parse(ModelObject, await self._api.json("GET", f"/v1/models/{quote(name, safe='')}"))
+
+    async def load_model(self, name: str, folder: str) -> ModelObject:
+        """Add a model to the server, as an administrator; `folder` is a name in its `--models-dir`."""
+        return await self._load("model", model_name=name, model_path=folder)
+
+    async def unload_model(self, name: str) -> None:
+        """Remove a model that was added, with its adapters."""
+        await self._api.json("POST", "/v1/unload_model", idempotent=False, json={"model_name": name})
+
+    async def load_adapter(self, name: str, folder: str, *, model: str | None = None) -> ModelObject:
+        """Add an adapter to a model, as an administrator; `folder` is a name in `--adapters-dir`.
+
+        Args:
+            name: Name by which requests choose it.
+            folder: Name of its folder on the server.
+            model: Model that it belongs to; None is the one that the server was started with.
+        """
+        body = drop_none(lora_name=name, lora_path=folder, base_model_name=model)
+        return await self._load("lora_adapter", **body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter."""
+        await self._api.json("POST", "/v1/unload_lora_adapter", idempotent=False, json={"lora_name": name})
+
+    async def _load(self, kind: str, **body: Any) -> ModelObject:
+        # Not sent twice: the second answer would be that there is one of this name.
+        return parse(
+            ModelObject, await self._api.json("POST", f"/v1/load_{kind}", idempotent=False, json=body)
+        )
 
     async def start_images(self, model: str | None = None) -> list[StartImage]:
         """Return images from which worlds of a model can start; None asks for the server's model."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from worldmodel.errors import InputError, ModelError
+from worldmodel.errors import InputError
 from worldmodel.media.encoding import encode_png
 from worldmodel.serving import protocol
 from worldmodel.serving.actions import ActionSchema
@@ -50,25 +50,18 @@ async def list_start_images(
     )
 
 
-@router.post("/v1/load_lora_adapter", responses=errors(*BODY, 409))
+@router.post("/v1/load_lora_adapter", responses=errors(*BODY, 404, 409))
 async def load_adapter(
     context: Context, caller: Caller, body: protocol.LoadAdapterRequest
 ) -> protocol.ModelObject:
-    """Add an adapter of `--adapters-dir` to the model that the server was started with.
+    """Add an adapter of `--adapters-dir` to a model; needs a key with the option admin, or the only key.
 
-    It needs a key with the option admin, or the only key.
-
-    No calls to the model run meanwhile.
+    No calls to models run meanwhile.
     """
     root = _folder(context, caller, "--adapters-dir", context.config.adapters_dir)
-    name, adapters = body.lora_name, context.models.first.adapters
-    context.models.check_free(name)
     folder = await _below(root, body.lora_path)
-    try:
-        await context.compute.run(adapters.add, name, folder)
-    except ModelError as error:
-        raise InputError(str(error)) from None
-    return _model_object(context, context.models.find(name))
+    adapter = await context.models.add_adapter(body.lora_name, folder, body.base_model_name)
+    return _model_object(context, adapter)
 
 
 @router.post("/v1/unload_lora_adapter", responses=errors(*BODY, 404))
@@ -131,6 +124,7 @@ def _model_object(context: ServerContext, model: Served) -> protocol.ModelObject
         id=model.name,
         created=context.started_at,
         owned_by="worldmodel",
+        parent=service.name if model.adapter else None,
         tasks=list(service.tasks),
         about=config.about,
         pace=config.pace,

@@ -4,7 +4,9 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from local_client import LocalClient
 from safetensors.torch import load_file, save_file
 from served import KEYS, bearer, error_of, frames_of, local, near, wait_for
+from tiny_models import tiny_config
 
 from worldmodel.config import TrainedConfig
 from worldmodel.errors import ConfigError, InputError, ModelError
@@ -22,9 +25,12 @@ from worldmodel.models import lora
 from worldmodel.models.adapters import Adapters
 from worldmodel.models.world_model import WorldModel
 from worldmodel.serving.auth import Keys
+from worldmodel.serving.client import Client
 from worldmodel.serving.engine.adapters import ServedAdapters
 from worldmodel.serving.engine.batching import Compute
 from worldmodel.serving.engine.local import InProcessEngine
+from worldmodel.serving.errors import ConflictError, NotFoundError
+from worldmodel.serving.models import Served, ServedModels
 from worldmodel.serving.realtime.connection import ROUTE
 from worldmodel.serving.server import load_app
 from worldmodel.serving.settings import EngineOptions, ServerConfig
@@ -240,8 +246,9 @@ def api(folders: dict[str, Path], model_folder: Path, tmp_path: Path) -> Iterato
         yield client
 
 
-def load(api: LocalClient, name: str, path: str, **options: Any) -> Any:
-    return api.post(LOAD, json={"lora_name": name, "lora_path": path}, **options)
+def load(api: LocalClient, name: str, path: str, base: Any = None, **options: Any) -> Any:
+    body = {"lora_name": name, "lora_path": path} | ({} if base is None else {"base_model_name": base})
+    return api.post(LOAD, json=body, **options)
 
 
 def start(api: LocalClient, png: bytes, **settings: Any) -> str:
@@ -347,6 +354,143 @@ def test_only_an_administrator_adds_adapters_and_only_from_the_folder(
     error_of(api.post(UNLOAD, json={"lora_name": "tiny"}), 404)
     with local(model, tmp_path / "without") as other:
         assert "--adapters-dir" in error_of(load(other, "robot", "both"), 403)["message"]
+
+
+# Of models that were added
+
+
+def test_adapters_of_an_added_model_come_and_go_through_the_client(
+    serve: Callable[..., str],
+    make_model: Callable[..., WorldModel],
+    folders: dict[str, Path],
+    expected: dict[str | None, SimpleNamespace],
+    model_folder: Path,
+    image: np.ndarray,
+) -> None:
+    """It plays as a model into which the adapter is merged, and the first model has its own adapters."""
+    first = make_model(seed=5)
+    root = folders["both"].parent
+    url = serve(first, keys=Keys(KEYS[:1]), models_dir=model_folder.parent, adapters_dir=root)
+
+    with Client(url, KEYS[0]) as client:
+
+        def plays(name: str) -> list[np.ndarray]:
+            with client.worlds.create(image, model=name, seed=3, num_inference_steps=2) as world:
+                return [world.step(action).frames for action in ACTIONS]
+
+        before = plays("tiny")
+        assert (client.load_model("added", model_folder.name).id, client.models()) == (
+            "added",
+            ["tiny", "added"],
+        )
+        robot = client.load_adapter("robot", "both", model="added")
+        assert (robot.id, robot.parent) == ("robot", "added")
+        assert (client.load_adapter("own", "look").parent, client.model("added").parent) == ("tiny", None)
+        assert client.models() == ["tiny", "own", "added", "robot"]
+        for name, like in (("robot", "both"), ("added", None)):
+            clips = zip(plays(name), expected[like].clips, strict=True)
+            assert all(near(made, clip) for made, clip in clips), name
+        assert all(map(np.array_equal, plays("tiny"), before))
+        assert not near(plays("own")[-1], before[-1])
+        client.unload_adapter("robot")
+        with pytest.raises(NotFoundError):
+            plays("robot")
+        client.load_adapter("robot", "text", model="added")
+        assert near(plays("robot")[-1], expected["text"].clips[-1])
+        client.unload_model("added")
+        assert client.models() == ["tiny", "own"]
+        with pytest.raises(NotFoundError):
+            plays("robot")
+
+
+def test_a_model_that_is_removed_takes_its_adapters_along(
+    model_folder: Path, folders: dict[str, Path], png: bytes, tmp_path: Path
+) -> None:
+    root, first = folders["both"].parent, WorldModel.from_pretrained(model_folder)
+    with local(first, tmp_path, models_dir=model_folder.parent, adapters_dir=root) as api:
+        added = {"model_name": "added", "model_path": model_folder.name}
+        assert api.post("/v1/load_model", json=added).status_code == 200
+        assert load(api, "robot", "both", "added").json()["parent"] == "added"
+        models = api.app.state.context.models  # type: ignore[attr-defined]
+        parameters = [weakref.ref(each) for each in models.find("robot").service.model.parameters()]
+        world = start(api, png, model="robot")
+        video = {"prompt": "a ball", "model": "robot", "num_frames": 512, "num_inference_steps": 64}
+        ordered = api.post("/v1/videos", json=video).json()["id"]
+        wait_for(api, ordered, "in_progress", progress=1)
+        with api.websocket_connect(ROUTE) as socket:
+            assert socket.receive_json()["type"] == "session.created"
+            begin = {"type": "session.start", "text": "a ball", "model": "robot", "pace": "on_action"}
+            socket.send_json({**begin, "num_inference_steps": 1})
+            assert socket.receive_json()["type"] == "video.start"
+            assert api.post("/v1/unload_model", json={"model_name": "added"}).status_code == 200
+            while "session.done" not in (text := socket.receive().get("text") or ""):
+                continue
+            assert json.loads(text)["reason"] == "model_unloaded"
+        assert wait_for(api, ordered)["error"]["code"] == "model_changed"
+        error_of(api.get(f"/v1/worlds/{world}"), 404)
+        assert error_of(api.get("/v1/models/robot"), 404)["code"] == "model_not_found"
+        assert [each["id"] for each in api.get("/v1/models").json()["data"]] == ["tiny"]
+        assert parameters
+        assert all(each() is None for each in parameters)
+        assert load(api, "robot", "both").json()["parent"] == "tiny"
+
+
+def test_adapters_that_a_model_cannot_have_change_nothing(
+    model_folder: Path,
+    make_model: Callable[..., WorldModel],
+    folders: dict[str, Path],
+    image: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    root, models_dir = folders["both"].parent, tmp_path / "models"
+    parts = tiny_config()
+    narrow = replace(parts.backbone, architecture={**parts.backbone.architecture, "intermediate_size": 48})
+    make_model(backbone=narrow).save_pretrained(models_dir / "narrow", dtype=torch.float32)
+    shutil.copytree(model_folder, models_dir / "same")
+    first = WorldModel.from_pretrained(model_folder)
+    with local(first, tmp_path / "data", models_dir=models_dir, adapters_dir=root) as api:
+        for name in ("narrow", "same"):
+            added = api.post("/v1/load_model", json={"model_name": name, "model_path": name})
+            assert added.status_code == 200, added.text
+        assert load(api, "robot", "text", "same").status_code == 200
+        for name in ("robot", "tiny", "narrow"):  # whichever model has it
+            assert error_of(load(api, name, "look"), 409)["code"] == "conflict"
+        taken = {"model_name": "robot", "model_path": "same"}
+        assert error_of(api.post("/v1/load_model", json=taken), 409)["code"] == "conflict"
+        assert error_of(load(api, "other", "look", "nothing"), 404)["code"] == "model_not_found"
+        assert "'same'" in error_of(load(api, "other", "look", "robot"), 400)["message"]
+        error_of(load(api, "other", "text", "narrow"), 400)
+        for base in ("", 3, "a\0", "x" * 200):
+            error_of(load(api, "other", "look", base), 400)
+        names = [each["id"] for each in api.get("/v1/models").json()["data"]]
+        assert names == ["tiny", "narrow", "same", "robot"]
+        assert load(api, "other", "look", "narrow").status_code == 200
+
+
+def test_two_requests_at_a_time_cannot_have_one_name(folders: dict[str, Path], model_folder: Path) -> None:
+    async def body(service: WorldService) -> None:
+        models = ServedModels(service, "tiny")
+        try:
+            await models.add("added", model_folder)
+            made = await asyncio.gather(
+                models.add_adapter("robot", folders["look"], "added"),
+                models.add_adapter("robot", folders["look"]),
+                models.add("robot", model_folder),
+                return_exceptions=True,
+            )
+            assert [type(each) for each in made] == [Served, ConflictError, ConflictError]
+            assert models.names == ["tiny", "added", "robot"]
+            adding = asyncio.create_task(models.add_adapter("late", folders["both"], "added"))
+            await asyncio.sleep(0)
+            await models.unload(models.withdraw("added"))
+            with pytest.raises(NotFoundError):
+                await adding
+            await models.add_adapter("late", folders["both"])
+            assert models.names == ["tiny", "late"]
+        finally:
+            await models.close()
+
+    asyncio.run(asyncio.wait_for(body(WorldService(WorldModel.from_pretrained(model_folder))), 120))
 
 
 @pytest.mark.parametrize(
