@@ -204,6 +204,13 @@ export function lookByDragging(picture, schema, sampler) {
   picture.onpointercancel = () => (drag = null);
 }
 
+/** Whether a press of a key is neither for a field nor for the browser. */
+export const isFree = (event) =>
+  !(event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select"));
+
+/** Whether a press of a key takes the last round back. */
+export const undoes = (event) => event.key === "Backspace" && isFree(event);
+
 /** All controls of a world. */
 export class Controls {
   /**
@@ -316,7 +323,7 @@ export class Controls {
 
   /** Take a key of the keyboard, if it is a shortcut; letters in fields and browser shortcuts are not. */
   pressed(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+    if (!isFree(event)) return;
     const use = this.shortcuts.get(event.key.length === 1 ? event.key.toLowerCase() : event.key);
     if (!use) return;
     event.preventDefault(); // or the arrows would scroll

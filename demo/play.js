@@ -1,15 +1,15 @@
 // Plays one live world over WS /v1/realtime/video (see /asyncapi.yaml): chunks of frames in, actions out.
 
-import { Controls, listed, onRelease, showMoments } from "./controls.js";
+import { Controls, isFree, listed, onRelease, showMoments, undoes } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
 const LEAST_SIDE = 512;
-const OVER = "The episode ends here. Return to a fork, or start again.";
+const OVER = "The episode ends here. Undo, return to a fork, or start again.";
 const UNKNOWN = "This world does not know that picture, and will make something else of it.";
 const LOSSLESS_SIDE = 128; // pixels
 const LOOK = "look"; // event id of the descriptions that say which things are there
 const ASKED = "asked"; // event id of those that a person asked for
-const LIVE = ["run", "wait", "fork", "describe", "record", "again", "steer", "stop"]; // what one can do while a world is live
+const LIVE = ["run", "wait", "undo", "fork", "describe", "record", "again", "steer", "stop"]; // what one can do while a world is live
 const CLIP_BITS_PER_S = 8e6;
 const CLIPS = ["video/mp4", "video/webm"]; // the first one that the browser can write
 const SHOWN_EVERY_MS = 250; // between messages that say what was shown
@@ -26,6 +26,8 @@ const session = {
   recorder: null, // of a clip
   pace: "realtime",
   expecting: null, // metadata of the chunk whose binary messages follow
+  chunks: [], // { frame, round }: the chunk that is shown, and those that follow it
+  oldest: 0, // round to which one can go back
   kept: [], // { round, snapshot } of moments to return to
   asked: new Map(), // event_id → { at, item: the element that says what became of it }
   descriptions: [], // event ids: the first one is in progress, as the server makes one at a time
@@ -72,6 +74,7 @@ const screen = {
     this.context.drawImage(bitmap, 0, 0, width, height);
     bitmap.close();
     $("screen").dataset.frame = index;
+    while (session.chunks[1]?.frame <= index) session.chunks.shift();
     session.controls.sampler.waiting = false;
     const now = performance.now();
     this.clock(index, now);
@@ -214,9 +217,14 @@ const HANDLERS = {
     document.body.toggleAttribute("data-over", session.over);
     if (session.over) tell(OVER);
     if (event.source === "round") $("making").textContent = duration(event.generation_s * 1000);
-    if (event.source === "restore") screen.clear();
+    if (event.source !== "round") {
+      screen.clear();
+      session.chunks = [];
+    }
+    if (event.source === "start" || event.source === "restore") session.oldest = event.round;
+    session.chunks.push({ frame: event.first_frame, round: event.round });
     // None of the moments to return to is the present one any more.
-    if (event.source === "round") for (const button of $("moments").children) button.setAttribute("aria-pressed", false);
+    if (event.source === "round" || event.source === "undo") for (const button of $("moments").children) button.setAttribute("aria-pressed", false);
     if (event.source !== "round" || event.action) look();
   },
   "session.interaction.queued": (event) => mark(event.event_id, "waits"),
@@ -235,6 +243,7 @@ const HANDLERS = {
     tell("");
     showKept(session.kept.find(({ snapshot }) => snapshot === event.snapshot));
   },
+  "session.undone": () => tell(""),
   "session.forked"(event) {
     // Nobody can do anything with an id who does not have this server and its key.
     window.parent.postMessage({ world: event.world }, "*");
@@ -299,6 +308,14 @@ function act(action, name, at = performance.now()) {
   send("session.interaction", { interaction: { event_id: eventId, event: { action } }, replace });
 }
 act.number = 0;
+
+/** Go back by the round that is shown, and pause: the world would play it again. */
+function undo() {
+  complain("");
+  const { round } = session.chunks[0] ?? {};
+  if (session.pace === "realtime") send("session.update", { pace: "on_action" });
+  send("session.undo", round > session.oldest ? { round: round - 1 } : {});
+}
 
 const showKept = (here) =>
   showMoments(session.kept, here, ({ snapshot }) => send("session.restore", { snapshot }));
@@ -455,9 +472,11 @@ function told() {
 const frameFormat = () => (Math.max(...[session.hello.image_size].flat()) <= LOSSLESS_SIDE ? "png" : "jpeg");
 
 function pressed(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !session.live) return;
-  if (event.target.closest("input, textarea, select")) return;
-
+  if (!session.live || !isFree(event)) return;
+  if (undoes(event)) {
+    $("undo").click();
+    return;
+  }
   if (event.key === " " && !event.target.closest("button, summary, a")) {
     event.preventDefault();
     $("run").click();
@@ -492,6 +511,7 @@ $("unfile").addEventListener("click", () => {
 $("run").addEventListener("click", () =>
   send("session.update", { pace: session.pace === "realtime" ? "on_action" : "realtime" }));
 $("wait").addEventListener("click", () => act(null, "wait"));
+$("undo").addEventListener("click", undo);
 $("fork").addEventListener("click", () => send("session.snapshot"));
 $("steer").addEventListener("click", () => send("session.fork"));
 $("describe").addEventListener("click", () => {

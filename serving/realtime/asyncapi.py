@@ -27,7 +27,8 @@ Actions are sent as `session.interaction` at any time. Each is acknowledged at o
 its first frame. With pace `realtime` the world keeps running, at most one chunk ahead of a client that \
 plays at `fps`, and an action replaces a chunk without one that is being generated; with `on_action` it \
 waits for actions; with `asap` too, and plays them as fast as it can. A client that sends \
-`session.playback` as it shows frames keeps the world from running on while it shows none.
+`session.playback` as it shows frames keeps the world from running on while it shows none. `session.undo` \
+gives up the chunk that is being generated and goes back by a round.
 
 The client messages of vLLM-Omni's socket of the same path are accepted too: `prompt`, `model`, `width`, \
 `height`, `fps`, `num_frames`, `image_reference` and the format `m4s` in `session.start`, and `prompt`, \

@@ -172,6 +172,19 @@ class SessionRestore(ClientEvent):
     snapshot: Annotated[str, Field(min_length=1, max_length=64)]
 
 
+class SessionUndo(ClientEvent):
+    """Goes back by a round; a chunk that is being generated is given up, and queued interactions are dropped.
+
+    Rounds can be undone that this connection has played since the start or the last restore, as many as
+    there are snapshots (`limits.max_snapshots`). The pace stays: in real time the world runs on from there.
+    """
+
+    type: Literal["session.undo"]
+    round: Annotated[int, Field(ge=0)] | None = None
+    """Round to go back to, as of `video.chunk_metadata`; by default the one before the newest chunk, which a
+    client may not have shown yet."""
+
+
 class SessionFork(ClientEvent):
     """Copies the world after the newest chunk to one that has an id, for requests to `/v1/worlds`."""
 
@@ -209,7 +222,7 @@ class SessionStop(ClientEvent):
     type: Literal["session.stop"]
 
 
-Command = SessionSnapshot | SessionRestore | SessionUpdate
+Command = SessionSnapshot | SessionRestore | SessionUndo | SessionUpdate
 """Commands that run between two chunks."""
 AnyClientEvent = (
     SessionStart
@@ -335,9 +348,9 @@ class ChunkMetadata(Event):
     type: Literal["video.chunk_metadata"] = "video.chunk_metadata"
     index: int
     """Number of chunks sent before; chunk 0 is the initial observation."""
-    source: Literal["start", "round", "restore"]
+    source: Literal["start", "round", "restore", "undo"]
     round: int
-    """Rounds that led to this state; decreases after a restore."""
+    """Rounds that led to this state; decreases after a restore or an undo."""
     first_frame: int
     """Number of frames sent before; never decreases."""
     num_frames: int
@@ -373,11 +386,11 @@ class InteractionApplied(Event):
 
 
 class InteractionDropped(Event):
-    """A queued action was dropped."""
+    """An action was dropped before it took effect."""
 
     type: Literal["session.interaction.dropped"] = "session.interaction.dropped"
     event_id: str
-    reason: Literal["replaced", "restored"]
+    reason: Literal["replaced", "restored", "undone"]
 
 
 class SessionUpdated(Reply):
@@ -400,6 +413,13 @@ class SessionRestored(Reply):
 
     type: Literal["session.restored"] = "session.restored"
     snapshot: str
+    round: int
+
+
+class SessionUndone(Reply):
+    """The world is back after an earlier round; a chunk that shows it follows."""
+
+    type: Literal["session.undone"] = "session.undone"
     round: int
 
 
@@ -430,7 +450,7 @@ class SessionDone(Event):
 
     type: Literal["session.done"] = "session.done"
     rounds: int
-    """Rounds played, including those undone by a restore."""
+    """Rounds played, including those before an undo or a restore."""
     frames: int
     reason: Reason
 
@@ -460,6 +480,7 @@ ServerEvent = (
     | SessionUpdated
     | SnapshotCreated
     | SessionRestored
+    | SessionUndone
     | SessionForked
     | SessionDescribed
     | SessionPong

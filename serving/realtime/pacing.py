@@ -15,6 +15,7 @@ from worldmodel.config import ImageSize, height_width
 from worldmodel.errors import InputError
 from worldmodel.media import Frames
 from worldmodel.media.encoding import encode_jpeg, encode_png
+from worldmodel.rollout.state import WorldState
 from worldmodel.serving.actions import action_body
 from worldmodel.serving.context import ServerContext
 from worldmodel.serving.engine.shares import round_in_progress
@@ -114,7 +115,9 @@ class WorldPlayer:
         self._num_frames = num_frames or math.inf
         self._queue: deque[tuple[events.Interaction, Action]] = deque()
         self._commands: deque[events.Command] = deque()
-        self._changed, self._acted = asyncio.Event(), asyncio.Event()
+        self._changed, self._acted, self._undoing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._before: deque[WorldState] = deque(maxlen=context.session_limits.max_snapshots)
+        """States before the rounds that can be undone, oldest first."""
         self._shown = math.inf
         """Frames that the client has shown; infinite until it acknowledges some."""
         self._max_unseen = max(MAX_UNSEEN_CHUNKS * config.chunk_frames, MAX_UNSEEN_S * config.fps)
@@ -155,7 +158,7 @@ class WorldPlayer:
         self._acted.set()
 
     def command(self, command: events.Command) -> None:
-        """Queue a command to run after the chunk that is being generated.
+        """Queue a command to run after the chunk that is being generated, which an undo gives up.
 
         Raises:
             RateLimitError: too many commands are queued.
@@ -166,6 +169,8 @@ class WorldPlayer:
             )
         self._commands.append(command)
         self._changed.set()
+        if isinstance(command, events.SessionUndo):
+            self._undoing.set()
 
     def acknowledge(self, frames: int) -> None:
         """Take note of how many frames the client has shown.
@@ -208,38 +213,41 @@ class WorldPlayer:
 
     async def _play_round(self) -> None:
         interaction, action = self._queue.popleft() if self._queue else (None, Action())
-        start = time.monotonic()
+        start, before = time.monotonic(), self.world.state()
         if self.pace != "realtime" and not self.rounds:
             self._started_at = start
+        self._acted.clear()
+        ends = (self._undoing,) if interaction else (self._undoing, self._acted)
         try:
             async with asyncio.timeout(self._context.config.step_deadline_s):
                 with round_in_progress():
-                    step = self._step_until_action() if interaction is None else self.world.step(action)
-                    frames = await step
+                    frames = await self._step_until(action, *ends)
         except TimeoutError:
             raise DeadlineExceededError("The server is too busy; start a session later.") from None
         if frames is None:
+            if interaction is not None:
+                self._queue.appendleft((interaction, action))  # dropped with those that wait
             return
+        self._before.append(before)
         self.rounds += 1
         await self._send_chunk(frames, "round", interaction, action, start)
 
-    async def _step_until_action(self) -> np.ndarray | None:
-        """Play a round without an action; None if an action came first, which leaves the world unchanged."""
-        self._acted.clear()
-        step = asyncio.ensure_future(self.world.step())
-        acted = asyncio.ensure_future(self._acted.wait())
+    async def _step_until(self, action: Action, *ends: asyncio.Event) -> np.ndarray | None:
+        """Play a round; None if one of these events came first, which leaves the world unchanged."""
+        step = asyncio.ensure_future(self.world.step(action))
+        ended = [asyncio.ensure_future(event.wait()) for event in ends]
         try:
-            await asyncio.wait((step, acted), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((step, *ended), return_when=asyncio.FIRST_COMPLETED)
             return await step if step.done() else None
         finally:
-            acted.cancel()
-            step.cancel()
+            for each in (step, *ended):
+                each.cancel()
             await asyncio.wait((step,))
 
     async def _send_chunk(
         self,
         frames: np.ndarray,
-        source: Literal["start", "round", "restore"],
+        source: Literal["start", "round", "restore", "undo"],
         interaction: events.Interaction | None = None,
         action: Action | None = None,
         start: float | None = None,
@@ -283,22 +291,57 @@ class WorldPlayer:
         if isinstance(command, events.SessionSnapshot):
             name = world.snapshot()
             await self._send(events.SnapshotCreated(event_id=event_id, snapshot=name, round=world.round))
-            return
-        if isinstance(command, events.SessionUpdate):
+        elif isinstance(command, events.SessionUpdate):
             self.pace = command.pace
             await self._send(events.SessionUpdated(event_id=event_id, pace=self.pace))
-            return
-        name = command.snapshot
-        try:
-            world.restore(name)
-        except InputError as error:
-            await self._send(events.error_event(error, event_id))
-            return
-        await self._drop_queued("restored")
-        await self._send(events.SessionRestored(event_id=event_id, snapshot=name, round=world.round))
-        await self._send_chunk(world.last_frames, "restore")
+        else:
+            try:
+                self._go_back(command)
+            except InputError as error:
+                await self._send(events.error_event(error, event_id))
+            else:
+                await self._show_past(command)
 
-    async def _drop_queued(self, reason: Literal["replaced", "restored"]) -> None:
+    def _go_back(self, command: events.SessionRestore | events.SessionUndo) -> None:
+        """Return to a snapshot or to an earlier round.
+
+        Raises:
+            InputError: there is no such snapshot or round; the world stays as it is.
+        """
+        if isinstance(command, events.SessionRestore):
+            self.world.restore(command.snapshot)
+            self._before.clear()
+            return
+        self._undoing.clear()
+        target = self.world.round - 1 if command.round is None else command.round
+        if command.round is None and not self._before:
+            raise InputError(
+                "There is nothing to undo; this connection has played no round since its start or restore."
+            )
+        kept = {state.round: state for state in (*self._before, self.world.state())}
+        if target not in kept:
+            raise InputError(
+                f"round is {target}; this world can go back to rounds {min(kept)} to {max(kept)}, or to a "
+                "snapshot."
+            )
+        self.world.restore(kept[target])
+        while self._before and self._before[-1].round >= target:
+            self._before.pop()
+
+    async def _show_past(self, command: events.SessionRestore | events.SessionUndo) -> None:
+        """Drop what was queued for another moment, and show the one to which the world has returned."""
+        world, event_id = self.world, command.event_id
+        if isinstance(command, events.SessionUndo):
+            await self._drop_queued("undone")
+            await self._send(events.SessionUndone(event_id=event_id, round=world.round))
+            await self._send_chunk(world.last_frames, "undo")
+        else:
+            await self._drop_queued("restored")
+            name = command.snapshot
+            await self._send(events.SessionRestored(event_id=event_id, snapshot=name, round=world.round))
+            await self._send_chunk(world.last_frames, "restore")
+
+    async def _drop_queued(self, reason: Literal["replaced", "restored", "undone"]) -> None:
         while self._queue:
             interaction, _ = self._queue.popleft()
             await self._send(events.InteractionDropped(event_id=interaction.event_id, reason=reason))

@@ -568,9 +568,9 @@ class World:
             raise InputError(f"This world has no snapshot {name!r}; take one first, or use a newer one.")
         return self._snapshots[name]
 
-    def restore(self, name: str) -> None:
-        """Return to a snapshot."""
-        self._state = self.state(name)
+    def restore(self, moment: str | WorldState) -> None:
+        """Return to a snapshot, by its name, or to an earlier state."""
+        self._state = self.state(moment) if isinstance(moment, str) else moment
 
     def close(self) -> None:
         """Delete the snapshots."""

@@ -421,6 +421,43 @@ def test_the_play_page_takes_gamepads_records_clips_and_starts_again(
         page.close()
 
 
+def test_the_play_page_undoes_round_by_round(
+    browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str]
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    try:
+        page.goto(f"{serve(make_model(action=ActionConfig(text=False, keys=('left',))))}/play")
+        page.set_input_files("#file", Path(worldmodel.demo.__file__).with_name("first_frame.png"))
+        assert page.locator("#undo").is_disabled()
+        page.click("summary")
+        page.check("#paused")
+        page.click("#go")
+
+        def shows(round_: int, frame: int) -> None:
+            page.locator(f"#round:text-is('{round_}')").wait_for()
+            page.wait_for_function(f"Number(document.querySelector('#screen').dataset.frame) >= {frame}")
+
+        shows(0, 0)
+        for round_ in (1, 2):
+            page.keyboard.press("ArrowLeft")
+            shows(round_, 8 * round_)
+        page.click("#undo")
+        shows(1, 17)
+        page.keyboard.press("Backspace")
+        shows(0, 25)
+        assert page.locator("#alert").inner_text() == ""
+        page.click("#undo")
+        page.locator("#alert:text('nothing to undo')").wait_for()
+        page.click("#run")
+        page.locator("#round:text-matches('[2-9]')").wait_for()
+        page.click("#undo")  # what runs is paused, or the round would be played again
+        page.locator("#run:text-is('Run')").wait_for()
+        assert page.locator("#alert").inner_text() == ""
+    finally:
+        page.close()
+
+
 @pytest.mark.parametrize("pace", ["realtime", "on_action"])
 def test_the_play_page_samples_the_actions_of_a_round(
     browser: Any, make_model: Callable[..., WorldModel], serve: Callable[..., str], pace: Any

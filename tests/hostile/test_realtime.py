@@ -203,6 +203,7 @@ GOOD = st.sampled_from(
         },
         {"type": "session.snapshot"},
         {"type": "session.restore", "snapshot": "snapshot-none"},
+        {"type": "session.undo"},
         {"type": "session.update", "pace": "realtime"},
         {"type": "session.describe"},
     ]

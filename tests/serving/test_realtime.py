@@ -311,6 +311,133 @@ def test_snapshot_and_restore(model: WorldModel) -> None:
     serve(model, body)
 
 
+def test_undo_goes_back_round_by_round(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+
+            async def play(name: str, action: str) -> dict[str, Any]:
+                await client.act(name, action)
+                return await client.until("video.chunk_metadata")
+
+            async def undo(**fields: Any) -> dict[str, Any]:
+                await client.send("session.undo", event_id="u", **fields)
+                undone = await client.until("session.undone")
+                chunk = await client.event()
+                assert (undone["event_id"], chunk["source"]) == ("u", "undo")
+                assert chunk["round"] == undone["round"]
+                return chunk
+
+            async def nothing(**fields: Any) -> str:
+                await client.send("session.undo", event_id="n", **fields)
+                error = await client.refused()
+                assert (error["event_id"], error["fatal"]) == ("n", False)
+                return error["message"]
+
+            await client.start(pace="asap", num_inference_steps=1)
+            shown = [await client.until("video.chunk_metadata")]
+            assert "nothing to undo" in await nothing()
+            shown += [await play(f"e{index}", f"action {index}") for index in range(4)]
+            back = await undo()
+            assert (back["round"], back["media"]) == (3, shown[3]["media"])
+            assert back["first_frame"] == shown[4]["first_frame"] + shown[4]["num_frames"]
+            again = await play("again", "action 3")
+            assert (again["round"], again["media"]) == (4, shown[4]["media"])
+            assert (await undo(round=1))["media"] == shown[1]["media"]
+            assert (await undo(round=1))["round"] == 1  # it is there
+            assert "0 to 1" in await nothing(round=2)
+            assert (await play("other", "the blue box jumps"))["media"] != shown[2]["media"]
+            assert (await undo(round=0))["media"] == shown[0]["media"]
+            assert "nothing to undo" in await nothing()
+            await play("e", "action 0")
+            await client.send("session.snapshot")
+            name = (await client.until("session.snapshot.created"))["snapshot"]
+            await play("f", "action 1")
+            await client.send("session.restore", snapshot=name)
+            assert (await client.until("video.chunk_metadata"))["media"] == shown[1]["media"]
+            assert "nothing to undo" in await nothing()
+            for round_ in (-1, "x", 1.5):
+                await client.send("session.undo", round=round_)
+                assert "round" in (await client.refused())["message"]
+
+    serve(model, body)
+
+
+def test_as_many_rounds_can_be_undone_as_there_are_snapshots(model: WorldModel) -> None:
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(pace="asap", num_inference_steps=1)
+            await client.until("video.chunk_metadata")
+            for index in range(4):
+                await client.act(f"e{index}", None)
+                await client.until("video.chunk_metadata")
+            await client.send("session.undo", round=1)
+            assert "2 to 4" in (await client.refused())["message"]
+            for round_ in (3, 2):
+                await client.send("session.undo")
+                assert (await client.until("session.undone"))["round"] == round_
+            await client.send("session.undo")
+            assert "nothing to undo" in (await client.refused())["message"]
+
+    serve(model, body, limits={"max_snapshots": 2})
+
+
+@pytest.mark.parametrize("pace", ["realtime", "on_action"])
+def test_undo_gives_up_the_chunk_that_is_generated(make_model: Callable[..., WorldModel], pace: str) -> None:
+    """With its action, and those that wait; the world stays usable, and is paused before."""
+
+    async def body(server: Server) -> None:
+        occupancy = server.service.denoising.occupancy
+        async with server.client() as client:
+            await client.start(pace="on_action")
+            start = await client.until("video.chunk_metadata")
+            await client.act("one", "the red ball moves left")
+            first = await client.until("video.chunk_metadata")
+            began = occupancy.steps
+            if pace == "realtime":
+                await client.send("session.update", pace=pace)
+                await client.until("session.updated")
+            else:
+                await client.act("two", "the red ball jumps")
+                await client.act("three", None)
+            while occupancy.steps < began + 3:
+                await asyncio.sleep(0.001)
+            await client.send("session.update", pace="on_action")
+            await client.send("session.undo")
+            assert (await client.until("session.undone"))["round"] == 0
+            back = await client.event()
+            assert (back["source"], back["media"]) == ("undo", start["media"])
+            assert occupancy.cancelled == 1
+            kind = "session.interaction.dropped"
+            dropped = [(each["event_id"], each["reason"]) for each in client.seen if each["type"] == kind]
+            assert dropped == ([] if pace == "realtime" else [("two", "undone"), ("three", "undone")])
+            assert sum(each["type"] == "video.chunk_metadata" for each in client.seen) == 3
+            await client.act("again", "the red ball moves left")
+            again = await client.until("video.chunk_metadata")
+            assert (again["round"], again["media"]) == (1, first["media"])
+
+    serve(make_model(num_inference_steps=32), body)
+
+
+def test_an_undo_that_is_refused_drops_nothing(make_model: Callable[..., WorldModel]) -> None:
+    async def body(server: Server) -> None:
+        occupancy = server.service.denoising.occupancy
+        async with server.client() as client:
+            await client.start(num_inference_steps=16)
+            await client.until("video.chunk_metadata")
+            began = occupancy.steps
+            for name in ("one", "two"):
+                await client.act(name, "the red ball jumps")
+            while occupancy.steps < began + 3:
+                await asyncio.sleep(0.001)
+            await client.send("session.undo")
+            assert "nothing to undo" in (await client.refused())["message"]
+            for name in ("one", "two"):
+                chunk = await client.until("video.chunk_metadata")
+                assert chunk["event_ids"] == [name]
+
+    serve(make_model(), body)
+
+
 def test_describe_and_ping(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         session = model.session()

@@ -17,7 +17,7 @@ const SIMD = Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 
 const game = {
   meta: null,
   controls: null,
-  listed: null, // of controls.js, as showMoments
+  listed: null, // of controls.js, as showMoments and undoes
   showMoments: null,
   moment: null, // that is shown
   start: null, // an index, { text } or { png }
@@ -65,8 +65,8 @@ async function load() {
   document.title = `${meta.name} – play a world`;
   $("model").textContent = `${meta.name} · ${meta.size.toReversed().join(" x ")} px · ${meta.fps} frames a second`;
   $("about").textContent = meta.about;
-  const { Controls, listed, onRelease, showMoments } = await import(await assets.module("controls.js"));
-  Object.assign(game, { listed, showMoments });
+  const { Controls, listed, onRelease, showMoments, undoes } = await import(await assets.module("controls.js"));
+  Object.assign(game, { listed, showMoments, undoes });
   const world = { action: meta.action, chunk_frames: meta.chunk_frames, fps: meta.fps, pace: "on_action" };
   game.controls = new Controls(world, act, $("screen"));
   onRelease(() => game.controls);
@@ -464,7 +464,9 @@ $("share").addEventListener("click", share);
 $("again").addEventListener("click", () => goTo(path()[0]));
 $("stop").addEventListener("click", leave);
 document.addEventListener("keydown", (event) => {
-  if (game.moment) game.controls?.pressed(event);
+  if (!game.moment) return;
+  if (game.undoes(event)) $("undo").click();
+  else game.controls?.pressed(event);
 });
 requestAnimationFrame((now) => screen.tick(now));
 load().catch((error) => {
