@@ -25,7 +25,8 @@ announced one. The server replies with `video.start` and then sends chunks: each
 Actions are sent as `session.interaction` at any time. Each is acknowledged at once \
 (`session.interaction.queued`) and takes effect with the next chunk; `session.interaction.applied` names \
 its first frame. With pace `realtime` the world keeps running, at most one chunk ahead of a client that \
-plays at `fps`, and an action replaces a chunk without one that is being generated; with `on_action` it \
+plays at `fps`, and an action replaces a chunk without one that is being generated; after the end of an \
+episode (`outcome.ended`) it waits for actions, unless `num_frames` was sent; with `on_action` it \
 waits for actions; with `asap` too, and plays them as fast as it can. A client that sends \
 `session.playback` as it shows frames keeps the world from running on while it shows none. `session.undo` \
 gives up the chunk that is being generated and goes back by a round.

@@ -201,7 +201,9 @@ class WorldPlayer:
         """Wait until the next chunk is due (true), or until the queues or the pace change (false)."""
         self._changed.clear()
         unseen = self.frames - self._shown > self._max_unseen  # nobody looks: a phone in a tunnel
-        idle = (self.pace != "realtime" or unseen) and not self._queue
+        outcome = self.world.outcome  # models are trained on nothing after an end
+        over = outcome is not None and outcome.ended and self._num_frames == math.inf
+        idle = (self.pace != "realtime" or unseen or over) and not self._queue
         delay = None if idle else self._clock.next_start(self.pace) - time.monotonic()
         if delay is not None and delay <= 0:
             return True

@@ -178,6 +178,35 @@ def test_chunks_have_the_outcome_of_their_round(
     assert none == [None, None]
 
 
+@pytest.mark.parametrize("num_frames", [None, 25])
+def test_a_running_world_waits_after_the_end_of_an_episode(
+    make_model: Callable[..., WorldModel], num_frames: int | None
+) -> None:
+    """Its model was trained on nothing after it; an action, or a number of frames, goes on."""
+    ending = fast(make_model(outcomes=True), 40)
+    assert ending.state is not None and ending.state.outcome is not None
+    ending.state.outcome.out.bias[-1] = 10
+
+    async def body(server: Server) -> None:
+        async with server.client() as client:
+            await client.start(pace="realtime", num_frames=num_frames)
+            assert (await client.until("video.chunk_metadata"))["round"] == 0
+            assert (await client.until("video.chunk_metadata"))["outcome"]["ended"]
+            if num_frames:
+                assert (await client.until("session.done"))["reason"] == "num_frames"
+                return
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):  # five chunks
+                    await client.event()
+            await client.act("e", "the red ball jumps")
+            assert (await client.until("video.chunk_metadata"))["round"] == 2
+            await client.send("session.undo", round=0)
+            assert (await client.until("video.chunk_metadata"))["source"] == "undo"
+            assert (await client.until("video.chunk_metadata"))["round"] == 1  # it runs again
+
+    serve(ending, body)
+
+
 def test_mp4_segments_join_to_a_video(model: WorldModel) -> None:
     async def body(server: Server) -> None:
         async with server.client() as client:
