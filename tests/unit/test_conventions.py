@@ -89,6 +89,11 @@ def test_the_library_does_not_print() -> None:
     assert matching(quiet, lambda path: "print" in calls_of(path)) == []
 
 
+def test_printed_sizes_name_the_width_first() -> None:
+    """As `docs/how-to/platforms.md` says."""
+    assert matching(SOURCES, lambda path: "{height} x {width}" in path.read_text(encoding="utf-8")) == []
+
+
 def test_files_have_specific_names() -> None:
     vague = {"utils", "util", "helpers", "misc", "common", "manager"}
     lines = {path: path.read_text(encoding="utf-8").splitlines() for path in SOURCES + TESTS}

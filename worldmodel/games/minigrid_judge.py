@@ -55,7 +55,7 @@ class MiniGridJudge:
         height, width = frame.shape[:2]
         if height % self.cell or width % self.cell:
             raise InputError(
-                f"A frame of {height} x {width} pixels does not consist of cells of {self.cell} pixels; "
+                f"A frame of {width} x {height} pixels does not consist of cells of {self.cell} pixels; "
                 "record with a size of 8 pixels per cell, or pass a subclass of MiniGridJudge."
             )
         rows, columns = height // self.cell, width // self.cell

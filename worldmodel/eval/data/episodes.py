@@ -138,4 +138,4 @@ class EpisodeReader:
 
 def _described(shape: Sequence[int]) -> str:
     frames, height, width, _ = shape
-    return f"{frames} frames of {height} x {width} pixels"
+    return f"{frames} frames of {width} x {height} pixels"

@@ -90,7 +90,7 @@ class ShapesSuite:
         if (height, width) != (shapes.FRAME_SIZE, shapes.FRAME_SIZE):
             raise InputError(
                 f"The shapes world judges frames of {shapes.FRAME_SIZE} x {shapes.FRAME_SIZE} pixels, and "
-                f"this model's have {height} x {width} (model.codec.image_size)."
+                f"this model's have {width} x {height} (model.codec.image_size)."
             )
         if config.chunk_frames != shapes.FRAMES_PER_CLIP:
             raise InputError(
