@@ -1,5 +1,6 @@
 """The shipped model, with thresholds well below its measured figures."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from worldmodel.eval.suite import EvalSettings, evaluate
 from worldmodel.models.loading.model_folder import resolve
 from worldmodel.shapes.evaluation.language import describe, inverse_dynamics
 from worldmodel.shapes.evaluation.suite import ShapesSuite
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,16 @@ def test_it_describes_observations(tiny: WorldModel) -> None:
     session.reset(shapes.render(scene))
     assert "red" in session.describe()
     assert session.describe("how many things are there") == "one"
+
+
+def test_it_answers_as_the_tutorial_says(tiny: WorldModel) -> None:
+    command = re.compile(r'^\$ worldmodel describe demo/first_frame\.png(?: "(.*)")?\n(.*)$', re.MULTILINE)
+    shown = command.findall((ROOT / "docs" / "tutorial" / "steer.md").read_text("utf-8"))
+    assert len(shown) == 3
+    session = tiny.session()
+    session.reset(ROOT / "demo" / "first_frame.png")
+    for question, answer in shown:
+        assert session.describe(question or None) == answer, question
 
 
 @pytest.mark.slow
