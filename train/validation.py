@@ -18,7 +18,7 @@ from worldmodel.data import loader
 from worldmodel.data.buckets import open_in_buckets
 from worldmodel.data.clips import Clip
 from worldmodel.data.sequence_loader import SequenceLoader
-from worldmodel.data.sources import open_source
+from worldmodel.data.sources import open_source, stage_weights
 from worldmodel.episodes import StartImage
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.data.twins import read_twins, twin_figures, twin_reader
@@ -60,7 +60,7 @@ def check_validation(config: TrainConfig) -> None:
             f"({', '.join(config.data.sources)})."
         )
     for name, stage in config.stages.items():
-        if loader.stage_weights(config.data, stage)[source]:
+        if stage_weights(config.data, stage)[source]:
             raise ConfigError(
                 f"Stage {name} is trained on validation.source {source!r}; set its weight to 0 in "
                 "data.sources and in the sources of stages."

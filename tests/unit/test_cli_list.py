@@ -71,6 +71,19 @@ WRONG = [
     "serve nothing",
     "eval nothing",
     "export nothing --web page",
+    "export nothing out",
+    "train nothing",
+    "first-steps --model nothing",
+    "eval shapes-tiny --data nothing",
+    "info nothing",
+    "info --plan nothing",
+    "new nothing --budget 5m --out new.yaml",
+    "encode nothing --model shapes-tiny --out out",
+    f"encode {__file__} --model nothing --out out",
+    "data check nothing",
+    "plan shapes-tiny --start missing.png --goal missing.png",
+    "plan nothing --env CartPole-v1",
+    "rank one two --world nothing --env CartPole-v1",
 ]
 
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from worldmodel import config as configs
 from worldmodel.config import StageConfig, TrainConfig
-from worldmodel.data.loader import stage_weights
+from worldmodel.data.sources import stage_weights
 from worldmodel.errors import ConfigError, OutputError, WorldModelError
 from worldmodel.io import atomic_file
 from worldmodel.parallel.mesh import Mesh

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from worldmodel import config as configs
 from worldmodel.config import TrainConfig, WorldModelConfig
-from worldmodel.data import loader
+from worldmodel.data.sources import stage_weights
 from worldmodel.errors import ConfigError, did_you_mean
 from worldmodel.models.loading import model_folder
 from worldmodel.parallel.mesh import Mesh
@@ -63,7 +63,7 @@ def check_stages(config: TrainConfig) -> None:
     callback_classes(config)
     check_buckets(config)
     for name, stage in config.stages.items():
-        loader.stage_weights(config.data, stage)
+        stage_weights(config.data, stage)
         if not stage.train:
             raise ConfigError(
                 f"stages.{name}.train names no component, so the stage would train nothing; give some, for "

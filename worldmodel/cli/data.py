@@ -41,6 +41,10 @@ def check(source: str, others: Sequence[str], most: int, sheet: str, as_json: bo
     Raises:
         InputError: There is no such source, or none of its videos can be read.
     """
+    from worldmodel.data.argument import read_source
+
+    for each in (source, *others):
+        read_source(each)  # before PyTorch is imported, which takes seconds
     from worldmodel.data import examiner
     from worldmodel.media import write_image
 

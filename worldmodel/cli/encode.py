@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from worldmodel.cli.model import add_device_option
+from worldmodel.cli.model import add_device_option, check_model
 from worldmodel.cli.parser import Parser, option
 from worldmodel.config import SourceConfig
 from worldmodel.config.flow import PACKED
@@ -16,14 +16,15 @@ CONFIG = "flow.yaml"
 def main(argv: list[str]) -> None:
     """Encode the clips that are left, by a flow of which this is the only stage with a model."""
     args = _parser().parse_intermixed_args(argv)  # settings may follow options
+    table = Path(args.table).expanduser().absolute()
+    if not table.is_file():
+        raise InputError(f"There is no table {args.table!r}; check the path.")
+    check_model(args.model)
     import yaml
 
     from worldmodel.cli import flow
     from worldmodel.models.loading import model_folder
 
-    table = Path(args.table).expanduser().absolute()
-    if not table.is_file():
-        raise InputError(f"There is no table {args.table!r}; check the path.")
     model = model_folder.read_config(model_folder.resolve(args.model))
     root = str(Path(args.root).expanduser().absolute() if args.root else table.parent)
     columns = dict(map(_column, args.column))

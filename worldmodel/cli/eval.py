@@ -25,6 +25,10 @@ def main(argv: list[str]) -> None:
     args = _parser().parse_args(argv)
 
     check_model(args.model)  # before PyTorch is imported, which takes seconds
+    if args.data is not None:
+        from worldmodel.data.argument import read_held_out
+
+        read_held_out(args.data, args.train_data)
     from worldmodel.eval.report import check_folder, json_values, write_report
     from worldmodel.eval.suite import EvalSettings, check_settings, evaluate
     from worldmodel.eval.table import Table

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from worldmodel.cli.model import add_base_option, check_model, load_model
 from worldmodel.cli.parser import Parser, option
+from worldmodel.train.checkpoint.manifest import Manifest
 
 
 def main(argv: list[str]) -> None:
@@ -74,9 +75,10 @@ def main(argv: list[str]) -> None:
     if args.rank is not None and (args.adapters or args.rank < 1):
         parser.error("--rank is 1 or more, without --adapters")
 
+    checkpoint = Path(args.checkpoint)
+    Manifest.read(checkpoint)  # before PyTorch is imported, which takes seconds
     from worldmodel.train.checkpoint import export
 
-    checkpoint = Path(args.checkpoint)
     if args.adapters:
         written = export.export_adapters(checkpoint, args.folder)
     else:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from worldmodel.cli.model import add_device_option, load_model
+from worldmodel.cli.model import add_device_option, check_model, load_model
 from worldmodel.cli.parser import MODEL_HELP, Parser, option
 from worldmodel.io import staged_files
 
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> None:
     option(parser, "--out", "output folder", "outputs/first-steps", metavar="FOLDER")
     add_device_option(parser)
     args = parser.parse_args(argv)
-
+    check_model(args.model)  # before PyTorch is imported, which takes seconds
     from worldmodel.demo.first_steps import first_steps
 
     with staged_files(args.out) as staged:

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldmodel import config as configs
+from worldmodel.cli.model import check_model
 from worldmodel.cli.parser import Parser, option
 from worldmodel.errors import InputError, ModelError
 
@@ -22,6 +24,7 @@ def main(argv: list[str]) -> None:
     args.model, *behind = [*filter(None, [args.model]), *behind] or ["shapes-tiny"]
     args.overrides = [*behind, *args.overrides]
     if args.plan:
+        configs.load(args.model, args.overrides)  # before PyTorch is imported, which takes seconds
         from worldmodel.train.memory.report import report
 
         if min(args.gpus or [1]) < 1 or (args.memory_gib or 1) <= 0:
@@ -33,6 +36,7 @@ def main(argv: list[str]) -> None:
         return
     if args.overrides:
         raise InputError(f"{args.overrides[0]!r} is a setting, which needs --plan; leave it out.")
+    check_model(args.model)
     facts = model_facts(args.model)
     print(json.dumps(facts, indent=2) if args.json else _as_text(facts, args.figures))
 

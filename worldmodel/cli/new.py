@@ -39,6 +39,9 @@ def main(argv: list[str]) -> None:
     budget_s, path = seconds(args.budget), Path(args.out)
     if path.exists() and not args.force:
         raise InputError(f"{args.out!r} exists; choose another --out, or pass --force to replace it.")
+    from worldmodel.data.argument import read_source
+
+    read_source(args.dataset)  # before PyTorch is imported, which takes seconds
     from worldmodel.data.examiner import glance
     from worldmodel.data.facts import read_facts
     from worldmodel.data.twins import BRANCHES, FOLDER, twins_of

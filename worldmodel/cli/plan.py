@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worldmodel.cli.environment import add_environment_options, open_environment
-from worldmodel.cli.model import add_base_option, add_device_option, check_observation, load_model
+from worldmodel.cli.model import (
+    add_base_option,
+    add_device_option,
+    check_files,
+    check_model,
+    check_observation,
+    load_model,
+)
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.config.imports import import_callable
 from worldmodel.errors import InputError
@@ -26,6 +33,8 @@ def main(argv: list[str]) -> None:
         raise InputError("Pass one goal: --goal IMAGE, --reward MODULE:NAME, or --until with words.")
     if words is not None and args.true_simulator:
         raise InputError("--true-simulator has no language model that judges a goal in words; leave it out.")
+    check_files(args.start, args.goal)
+    check_model(args.model)
     from worldmodel.planning import GoalImage, ModelSimulator, PlanSettings, Reached, Return
 
     reward = None if args.reward is None else import_callable("reward", args.reward)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldmodel.cli.environment import add_environment_options, open_environment
-from worldmodel.cli.model import add_base_option, add_device_option, load_model
+from worldmodel.cli.model import add_base_option, add_device_option, check_model, load_model
 from worldmodel.cli.parser import Parser, option, seed_number
 from worldmodel.errors import InputError
 
@@ -28,6 +28,7 @@ def main(argv: list[str]) -> None:
         )
     if args.json and Path(args.json).expanduser().is_dir():
         raise InputError(f"--json is {args.json!r}, which is a folder; pass a file name.")
+    check_model(args.world)
     from tqdm import tqdm
 
     from worldmodel.io import atomic_file

@@ -2,6 +2,7 @@
 
 import os
 
+from worldmodel import config as configs
 from worldmodel.cli.parser import OVERRIDES_HELP, Parser
 
 
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> None:
         help="cuda takes one GPU for each process (default: cuda if available)",
     )
     args = parser.parse_args(argv)
+    configs.load(args.config, args.overrides)  # before PyTorch is imported, which takes seconds
     if args.device == "cpu":  # read when PyTorch first looks for GPUs, here and in processes that are started
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif args.device == "cuda":

@@ -12,8 +12,7 @@ from worldmodel.config import DataConfig, SourceConfig, TrainConfig
 from worldmodel.data.clips import EXTENSIONS, Files
 from worldmodel.data.columns import OUTCOME, PRESETS, Row, source_fields
 from worldmodel.data.files import unread_format
-from worldmodel.data.loader import stage_weights
-from worldmodel.data.sources import SOURCE_KINDS
+from worldmodel.data.sources import SOURCE_KINDS, stage_weights
 from worldmodel.data.tables import first_rows, is_table, open_table
 from worldmodel.errors import InputError
 

@@ -22,7 +22,7 @@ from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, P
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
 from worldmodel.data.buckets import check_filled, open_in_buckets
 from worldmodel.data.sampler import Sample, StepSampler, offering_sources, rank_share
-from worldmodel.data.sources import Source, StreamedSource
+from worldmodel.data.sources import Source, StreamedSource, stage_weights
 from worldmodel.data.staging import StagedFrames, StageFrames
 from worldmodel.data.worker import BadClip, Failure, Request, Result, Worker, make_episode, with_timeout
 from worldmodel.episodes import Episode
@@ -366,22 +366,6 @@ class BatchLoader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def stage_weights(config: DataConfig, stage: StageConfig) -> dict[str, float]:
-    """Return the weight of every source in a stage.
-
-    Raises:
-        ConfigError: the stage names a source that the data does not have.
-    """
-    if unknown := sorted(set(stage.sources) - set(config.sources)):
-        raise ConfigError(
-            f"A stage draws from {unknown[0]!r}, which is not in data.sources ({', '.join(config.sources)})."
-        )
-    return {
-        name: stage.sources.get(name, 0.0) if stage.sources else source.weight
-        for name, source in config.sources.items()
-    }
 
 
 def check_tasks(sources: Mapping[str, Source], config: DataConfig, stage: StageConfig) -> None:

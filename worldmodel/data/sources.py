@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
 from worldmodel.config.imports import import_object
 from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
@@ -150,3 +150,19 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
     if isinstance(opener, str):
         opener = import_object(opener)
     return opener(name, config, model)
+
+
+def stage_weights(config: DataConfig, stage: StageConfig) -> dict[str, float]:
+    """Return the weight of every source in a stage.
+
+    Raises:
+        ConfigError: the stage names a source that the data does not have.
+    """
+    if unknown := sorted(set(stage.sources) - set(config.sources)):
+        raise ConfigError(
+            f"A stage draws from {unknown[0]!r}, which is not in data.sources ({', '.join(config.sources)})."
+        )
+    return {
+        name: stage.sources.get(name, 0.0) if stage.sources else source.weight
+        for name, source in config.sources.items()
+    }
