@@ -3,18 +3,22 @@
 import math
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-import numpy as np
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from worldmodel.actions.words import say
 from worldmodel.config import TrainConfig
 from worldmodel.data import loader
 from worldmodel.data.sequence_loader import SequenceLoader
 from worldmodel.data.staging import FrameStager
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
+from worldmodel.media import Frames
 from worldmodel.media.tensors import to_frames
 from worldmodel.parallel.mesh import Mesh
 from worldmodel.train import validation
@@ -23,7 +27,7 @@ from worldmodel.train.diagnostics import codec_ceiling
 from worldmodel.train.diagnostics.throughput import Meter, measured_tflops
 from worldmodel.train.diagnostics.watchdog import Watchdog
 from worldmodel.train.distributed import PRECISIONS
-from worldmodel.train.run.log import RunLog
+from worldmodel.train.run.log import RunLog, SampleRound
 from worldmodel.train.trainer import Progress, Trainer
 
 SHUTDOWN_TIMEOUT_S = 30.0
@@ -212,8 +216,28 @@ def report_codec(trainer: Trainer, log: RunLog, watchdog: Watchdog, done: int, e
 
 
 def write_preview(trainer: Trainer, batches: list[loader.Batch], log: RunLog, step: int) -> None:
-    """Write true and predicted videos of a batch."""
+    """Write what was recorded and what the model predicts for a batch."""
     pair = trainer.preview(batches[0])
     if pair is not None:
-        truth, predicted = (np.stack([to_frames(clip) for clip in clips]) for clips in pair)
-        log.write_samples(step, truth, predicted, trainer.root.model.config.fps)
+        rounds = sample_rounds(batches[0].episodes, pair, trainer.root.objective.previews_rounds)
+        log.write_samples(step, rounds, trainer.root.model.config.fps)
+
+
+def sample_rounds(
+    episodes: Sequence[Episode], videos: tuple[Tensor, Tensor], of_rounds: bool
+) -> list[SampleRound]:
+    """Return true and predicted videos with what led to them; a codec's are of no round."""
+    clips = zip(*(map(to_frames, each) for each in videos), strict=True)
+    if of_rounds:
+        return [sample_round(*each) for each in zip(episodes, clips, strict=True)]
+    return [SampleRound(truth, predicted, truth[:0]) for truth, predicted in clips]
+
+
+def sample_round(episode: Episode, pair: tuple[Frames, Frames]) -> SampleRound:
+    """Return the last round of an episode, of which encoded data have no frames but those of the codec."""
+    decoded, predicted = pair
+    *earlier, last = episode.observations or (decoded[:0],)
+    recorded = last.shape == decoded.shape
+    before = earlier[-1][-1:] if recorded and earlier and len(earlier[-1]) else decoded[:0]
+    action = say(episode.actions[-1]) if episode.actions else ""
+    return SampleRound(last if recorded else decoded, predicted, before, action)

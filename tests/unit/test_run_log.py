@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,16 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import torch
 
+from worldmodel.actions import Action
+from worldmodel.episodes import Episode
 from worldmodel.errors import ConfigError
+from worldmodel.media import contact_sheet
+from worldmodel.train.run import log as log_module
 from worldmodel.train.run import publish
-from worldmodel.train.run.log import RunLog
+from worldmodel.train.run.log import RunLog, SampleRound
+from worldmodel.train.stage import sample_round, sample_rounds
 
 
 def log_steps(run: Path, tracker: str) -> None:
@@ -53,7 +60,7 @@ def test_samples_reach_the_run_and_its_tracker_as_an_image_and_a_video(
     monkeypatch.setitem(sys.modules, "wandb", package)
     truth = np.random.default_rng(0).integers(0, 255, (2, 4, 32, 48, 3), dtype=np.uint8)
     log = RunLog(tmp_path / "run", "state", 4, 0, True, 2, "wandb")
-    log.write_samples(2, truth, truth[:, ::-1], fps=8)
+    log.write_samples(2, [SampleRound(clip, clip[::-1], clip[:1], "left") for clip in truth], fps=8)
     log.close()
     samples = tmp_path / "run" / "samples"
     image, video = samples / "state-000002.png", samples / "state-000002.mp4"
@@ -65,6 +72,52 @@ def test_samples_reach_the_run_and_its_tracker_as_an_image_and_a_video(
     values = {"state/sample_image": ("image", str(image)), "state/sample_video": ("video", str(video))}
     assert sent == [(2, values)]
     assert image.stat().st_size
+
+
+def test_samples_of_single_frames_are_rows_of_before_truth_and_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[np.ndarray] = []
+    captions: list[str] = []
+
+    def draw(drawn: list[np.ndarray], said: list[str]) -> Any:
+        rows.extend(drawn)
+        captions.extend(said)
+        return contact_sheet(drawn, said)
+
+    monkeypatch.setattr(log_module, "contact_sheet", draw)
+    before, truth, predicted = (np.full((1, 32, 32, 3), value, np.uint8) for value in (10, 120, 240))
+    samples = [SampleRound(truth, predicted, before, "keys left"), SampleRound(truth, predicted, before[:0])]
+    log = RunLog(tmp_path / "run", "state", 4, 0, True, 2)
+    log.write_samples(2, samples, fps=8)
+    log.close()
+    assert [row[:, 0, 0, 0].tolist() for row in rows] == [[10, 120, 240], [120, 240]]
+    assert captions == ["keys left: before | truth | state, step 2", "truth | state, step 2"]
+    assert [path.name for path in (tmp_path / "run" / "samples").iterdir()] == ["state-000002.png"]
+
+
+def test_the_truth_of_a_sample_is_the_recording(image: np.ndarray) -> None:
+    """The codec's picture of it is shown where there is no other, as of encoded data."""
+    clips = np.stack([image, image // 2])[:, None]
+    decoded, predicted = clips[1] + 1, clips[1] + 2
+    episode = Episode("x", tuple(clips), (Action("jump"),))
+    made = sample_round(episode, (decoded, predicted))
+    assert (made.truth is episode.observations[1], made.action) == (True, "jump")
+    assert np.array_equal(made.before, clips[0])
+    for unseen in (replace(episode, observations=()), replace(episode, observations=(clips[0][:, :16],))):
+        made = sample_round(unseen, (decoded, predicted))
+        assert made.truth is decoded
+        assert not len(made.before)
+
+
+def test_frames_of_a_codec_are_of_no_round(image: np.ndarray) -> None:
+    """Its preview has two rows for an episode."""
+    clips = torch.from_numpy(np.stack([image, 255 - image])[:, None]).movedim(-1, -3) / 127.5 - 1
+    made = sample_rounds([Episode("x", (image[None],) * 2, (Action("jump"),))], (clips, clips), False)
+    assert [(each.truth.shape, len(each.before), each.action) for each in made] == [
+        ((1, 32, 32, 3), 0, "")
+    ] * 2
+    assert np.array_equal(made[0].truth[0], image)
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,8 @@ class Objective(nn.Module, ABC):
     """Tasks that it can be trained on."""
     has_teacher: ClassVar[bool] = False
     """Whether `teach` needs the weights with which the stage began."""
+    previews_rounds: ClassVar[bool] = False
+    """Whether `preview` shows the last rounds of the episodes."""
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__()
@@ -173,7 +175,10 @@ class Objective(nn.Module, ABC):
         """Return the summed losses; all random numbers come from `inputs.rng`."""
 
     def preview(self, model: WorldModel, inputs: StageBatch) -> tuple[Tensor, Tensor] | None:
-        """Return true and predicted videos, `[b, t, 3, h, w]`, if the objective predicts any."""
+        """Return true and predicted videos, `[b, t, 3, h, w]`, if the objective predicts any.
+
+        With `previews_rounds`, they are of the last rounds of the episodes.
+        """
         return None
 
     def finish(self, model: WorldModel, batches: Sequence[Batch], reduce: Reduce) -> None:

@@ -64,6 +64,7 @@ class StateObjective(Objective):
     that show the forecast: the others have that loss behind the generator (`pixel`).
     """
 
+    previews_rounds = True
     context_noise = 0.15
     weights: Mapping[str, float] = {
         "changed": 0.5,

@@ -4,20 +4,34 @@ import importlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 from tqdm import tqdm
 
 from worldmodel.errors import ConfigError, pip_install
 from worldmodel.io import atomic_file
-from worldmodel.media import contact_sheet, write_image, write_video
+from worldmodel.media import Frames, contact_sheet, write_image, write_video
 
 METRICS = "metrics.jsonl"
 MAX_CLIPS = 4
 """Clips on one sample image."""
+
+
+@dataclass(frozen=True)
+class SampleRound:
+    """A round as it was recorded and as the model predicts it, uint8 `[t, h, w, 3]`."""
+
+    truth: Frames
+    predicted: Frames
+    before: UInt8[np.ndarray, "n h w 3"]
+    """The frame before it; none where nothing was observed."""
+    action: str = ""
+    """In words; empty where the frames follow no action."""
 
 
 class RunLog:
@@ -115,29 +129,37 @@ class RunLog:
         self.stall_s = 0.0
         self.started = time.perf_counter()
 
-    def write_samples(self, step: int, truth: np.ndarray, predicted: np.ndarray, fps: float) -> None:
-        """Write clips `[b, t, h, w, 3]` into RUN/samples and to the trackers.
+    def write_samples(self, step: int, samples: Sequence[SampleRound], fps: float) -> None:
+        """Write rounds into RUN/samples and to the trackers.
 
-        An image has the frames of the truth above those of the prediction, and a video has both side by side.
+        An image has a row for each round of a frame, and two for longer ones: the frame before, what was
+        recorded, and what is predicted. A video has recordings beside predictions.
         """
         if not self.active:
             return
-        pairs = list(zip(truth[:MAX_CLIPS], predicted[:MAX_CLIPS], strict=True))
-        clips = [clip for pair in pairs for clip in pair]
-        captions = ["truth", f"{self.stage}, step {step}"] * (len(clips) // 2)
-        sheet = contact_sheet(clips, captions)
+        rows, captions, model = list[Frames](), list[str](), f"{self.stage}, step {step}"
+        for each in samples[:MAX_CLIPS]:
+            before = ["before"] if len(each.before) else []
+            action = f"{each.action}: " if each.action else ""
+            if len(each.truth) == 1:
+                rows.append(np.concatenate([each.before, each.truth, each.predicted]))
+                captions.append(f"{action}{' | '.join([*before, 'truth', model])}")
+            else:
+                rows += [np.concatenate([each.before, clip]) for clip in (each.truth, each.predicted)]
+                captions += [f"{action}{' | '.join([*before, name])}" for name in ("truth", model)]
+        sheet = contact_sheet(rows, captions)
         image = self.run / "samples" / f"{self.stage}-{step:06d}.png"
         write_image(sheet, image)
-        samples = {"Image": image}
-        if truth.shape[1] > 1:
-            samples["Video"] = image.with_suffix(".mp4")
-            film = np.concatenate([np.concatenate(pair, axis=2) for pair in pairs], axis=1)
-            write_video(film, samples["Video"], fps)
+        files = {"Image": image}
+        if len(samples[0].truth) > 1:
+            files["Video"] = image.with_suffix(".mp4")
+            pairs = [np.concatenate([each.truth, each.predicted], axis=2) for each in samples[:MAX_CLIPS]]
+            write_video(np.concatenate(pairs, axis=1), files["Video"], fps)
         if self.tensorboard:
             self.tensorboard.add_image("samples", np.asarray(sheet), step, dataformats="HWC")
         if self.tracker:
             package = importlib.import_module(self.tracker_name)
-            logged = {kind: getattr(package, kind)(str(path)) for kind, path in samples.items()}
+            logged = {kind: getattr(package, kind)(str(path)) for kind, path in files.items()}
             self.tracker.log(
                 {f"{self.stage}/sample_{kind.lower()}": value for kind, value in logged.items()}, step=step
             )
