@@ -66,6 +66,7 @@ def test_a_name_that_is_nearly_right_is_suggested(capsys: pytest.CaptureFixture[
 WRONG = [
     "rollout missing.png action",
     "rollout --model nothing --text caption action",
+    f"rollout {__file__} --actions missing.png",
     "describe missing.png",
     "demo nothing",
     "serve nothing",
@@ -76,6 +77,7 @@ WRONG = [
     "first-steps --model nothing",
     "eval shapes-tiny --data nothing",
     "info nothing",
+    "verify nothing",
     "info --plan nothing",
     "new nothing --budget 5m --out new.yaml",
     "encode nothing --model shapes-tiny --out out",

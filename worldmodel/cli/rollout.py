@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     """Roll out a list of actions and write the video."""
     args = _parser().parse_intermixed_args(argv)
     observation, words = (None, args.given) if args.text is not None else _split(args.given)
-    check_files(observation)
+    check_files(observation, args.actions)
     check_model(args.model)
     actions = _actions(words, args.actions, args.rounds)
     with staged_files(args.out) as staging:

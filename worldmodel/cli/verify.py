@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldmodel.cli.model import check_model
 from worldmodel.cli.parser import Parser, option
 from worldmodel.cli.suite import data_suite
 from worldmodel.errors import InputError
@@ -22,6 +23,7 @@ def main(argv: list[str]) -> None:
     """Measure the rows of a model's figures.json, print them beside the published ones."""
     args = _parser().parse_args(argv)
 
+    check_model(args.model)  # before PyTorch is imported, which takes seconds
     from worldmodel.eval.card import with_figures
     from worldmodel.eval.published import FILE, SPEED, compare, comparison_text, read_runs, runs_text
     from worldmodel.eval.suite import evaluate
