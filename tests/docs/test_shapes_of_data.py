@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_shape_of_data_has_its_tests() -> None:
     text = (ROOT / "docs/how-to/data.md").read_text(encoding="utf-8")
-    section = text.split("## Shapes of data")[1].split("\n\nFrame folders")[0]
+    section = text.split("## Shapes of data")[1].split("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 18
     assert {row[1] for row in rows} == {"yes", "no"}

@@ -14,7 +14,7 @@ from worldmodel.actions import Camera, Pose
 from worldmodel.config import ActionConfig, CodecConfig, WorldModelConfig
 from worldmodel.data.argument import read_source
 from worldmodel.data.poses import FLIP, read_poses
-from worldmodel.data.sources import Source
+from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
 
 FPS = 8
@@ -54,6 +54,28 @@ def test_a_folder_of_numbered_images_is_a_clip(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has no numbered images"):
         open_table(write_table(tmp_path, [{"path": "empty"}]), {"video": "path"}, MODEL)
+
+
+def test_videos_and_folders_of_images_need_no_table(counting: Path, tmp_path: Path) -> None:
+    images(tmp_path / "deep/run", 24)
+    images(tmp_path / ".cache/run", 24)
+    (tmp_path / "deep/walk.mp4").write_bytes(counting.read_bytes())
+    (tmp_path / "deep/walk.txt").write_text("a walk\n")
+    (tmp_path / "deep/run.txt").write_text("a run")
+    (tmp_path / "deep/cover.jpg").write_bytes((tmp_path / "deep/run/000000001.jpg").read_bytes())
+    data = read_source(str(tmp_path))
+    source = open_source(next(iter(data.sources)), data, MODEL)
+    found = {source.at(index).texts: seen(source, index) for index in range(source.size or 0)}
+    assert {*found} == {("a run",), ("a walk",)}
+    assert np.abs(np.diff(found["a run",]) - 3).max() < 0.5
+    report = examined(str(tmp_path))
+    assert not [finding for finding in report.findings if finding.kind == "unreadable"]
+    images(tmp_path / "alone", 24)
+    only = read_source(str(tmp_path / "alone"))
+    assert np.abs(np.diff(seen(open_source("alone", only, MODEL))) - 3).max() < 0.5, "the folder itself"
+    (tmp_path / "deep/walk.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"walk\.txt.* is not UTF-8"):
+        source.at(1).episode("rounds", 0, 0, 1)
 
 
 def test_frame_folders_with_their_ends_need_no_columns(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def test_compressed_files_in_folders_are_streamed(tmp_path: Path) -> None:
     assert found == [f"Document {shard} {n}." for n in range(3) for shard in range(2)]
 
 
+def test_a_single_file_of_c4_is_a_table(tmp_path: Path) -> None:
+    lines = b"".join(json.dumps({"text": text, "url": "https://a.b"}).encode() + b"\n" for text in "abc")
+    path = tmp_path / "c4-train.00000-of-01024.json.gz"
+    path.write_bytes(gzip.compress(lines))
+    source = open_source("web", config_of(path), WorldModelConfig())
+    assert (source.size, source.streams) == (3, 0)
+    assert [source.at(index).episode("document", 0, 0, 1).answer for index in range(4)] == [*"abca"]
+    source.close()
+
+
 def test_wrong_columns_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "documents.jsonl")
     for columns, named in (({"text": "content"}, "content"), ({"video": "url"}, "video")):

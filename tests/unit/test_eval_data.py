@@ -351,7 +351,7 @@ def test_sources_as_arguments(recorded: Path, tmp_path: Path) -> None:
         read_held_out(str(table), str(recorded))
     with pytest.raises(InputError, match="gone"):
         read_source(f"{config}:gone")
-    with pytest.raises(InputError, match="no table of clips"):
+    with pytest.raises(ConfigError, match="no videos and no numbered images"):
         read_source(str(tmp_path))
     with pytest.raises(InputError, match="nowhere"):
         read_source("nowhere")

@@ -214,6 +214,18 @@ def test_a_table_is_divided_in_two(tmp_path: Path) -> None:
     assert main(split) == 2 and main([*split, "--force"]) == 0
 
 
+def test_a_folder_without_a_table_is_divided_in_two(tmp_path: Path) -> None:
+    for seed in range(5):
+        folder = tmp_path / "set" / f"run{seed}"
+        folder.mkdir(parents=True)
+        for number, frame in enumerate(moving(seed, steps=6).cameras["render"]):
+            Image.fromarray(frame).save(folder / f"{number}.png")
+    assert main(["data", "split", str(tmp_path / "set"), "--share", "0.4"]) == 0
+    parts = [str(tmp_path / f"set-{part}.jsonl") for part in ("train", "held")]
+    assert [examiner.open_examined(part).size for part in parts] == [3, 2]
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == [f"run{seed}" for seed in range(5)]
+
+
 def test_a_source_reads_its_split(tmp_path: Path) -> None:
     folder = stored(tmp_path / "set", [moving(seed, steps=6) for seed in range(5)])
     model = WorldModelConfig(fps=20, chunk_frames=2)

@@ -1,6 +1,7 @@
 """`worldmodel new`: its configs load, fit the data and the time, and can be trained."""
 
 import json
+import tarfile
 import tempfile
 from contextlib import closing
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from worldmodel import config as configs
 from worldmodel import media
@@ -20,6 +22,7 @@ from worldmodel.config import (
     DataConfig,
     TrainConfig,
     WorldModelConfig,
+    build,
 )
 from worldmodel.data.columns import track_of
 from worldmodel.data.examiner import open_examined
@@ -193,6 +196,41 @@ def test_clips_with_words_and_with_keys_per_round(tmp_path: Path) -> None:
     rows = [{"text": "play", "keys": [["a"], ["b", "a"], [], ["a"]]}] * 4
     keys = made(table(tmp_path / "keys", rows), tmp_path).model  # type: ignore[arg-type]
     assert (keys.action.text, keys.action.keys, keys.chunk_frames, keys.fps) == (False, ("a", "b"), 4, 8)
+
+
+def test_clips_without_a_table_are_taken(tmp_path: Path) -> None:
+    """Folders of numbered images and videos, tar files, and tables that a preset reads."""
+    frames = np.random.default_rng(0).integers(0, 255, (24, 48, 64, 3), dtype=np.uint8)
+    for name in ("one", "two"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number, frame in enumerate(frames):
+            media.write_image(Image.fromarray(frame), tmp_path / "images" / name / f"{number:04}.png")
+    config = made(str(tmp_path / "images"), tmp_path)
+    assert (config.model.fps, config.model.chunk_frames) == (8, 8)
+    assert config.model.codec.image_size == (48, 64)
+    for source in open_sources(config.data, config.model).values():
+        episode = source.at(0).episode("rounds", 0, 0, 2)
+        assert source.size == 1 and [len(each) for each in episode.observations] == [1, 8, 8]
+
+    media.write_video(frames, tmp_path / "clip.mp4", 8, scale=1)
+    with tarfile.open(tmp_path / "clips.tar", "w") as tar:
+        for number in range(3):
+            tar.add(tmp_path / "clip.mp4", f"{number}.mp4")
+            (tmp_path / "a.json").write_text(json.dumps({"keys": [["a"], ["b"]][: 2 - number % 2] * 2}))
+            tar.add(tmp_path / "a.json", f"{number}.json")
+    facts = read_facts(str(tmp_path / "clips.tar"), tmp_path / "tar.yaml")
+    assert (facts.train.kind, facts.held, facts.num_episodes) == ("webdataset", None, 3)
+    assert (facts.action["keys"], facts.chunk_frames) == (["a", "b"], 6)
+
+    row = {"video": "clip.mp4", "caption": "it flickers", "aesthetic score": 1, "motion score": 1}
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "clips.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    (tmp_path / "open" / "clip.mp4").write_bytes((tmp_path / "clip.mp4").read_bytes())
+    facts = read_facts(str(tmp_path / "open"), tmp_path / "open.yaml")
+    assert facts.held and facts.train.preset == facts.held.preset == "openvid"
+    model = WorldModelConfig(action=build(ActionConfig, dict(facts.action)), fps=8, chunk_frames=8)
+    (source,) = open_sources(DataConfig({"mine": facts.train}), model).values()
+    assert source.at(0).texts == ("it flickers",)
 
 
 @pytest.mark.parametrize(

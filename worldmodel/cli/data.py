@@ -114,13 +114,17 @@ def divide(source: str, share: float = 0.1, by: str = "episode", seed: int = 0, 
     from worldmodel.io import atomic_file
 
     examined = examiner.open_examined(source)
-    path = Path(source).expanduser()
+    kind, path = examined.config.kind, Path(examined.config.path).expanduser()
+    if kind not in ("clips", "lerobot"):
+        raise InputError(
+            f"{source!r} is of kind {kind}, which is not divided; pass a LeRobot dataset or clips."
+        )
     if not path.exists():
         raise InputError(
             f"{source!r} is on the Hub, where a split cannot be stored; download it to a folder."
         )
     held, counts = examiner.split(examined, share, by, seed)
-    if path.is_file():
+    if kind == "clips":
         with closing(open_table(path)) as table:
             train, stored = write_parts(table, held, path, force)
         use = f"the rest: {train}"
@@ -141,7 +145,7 @@ def _parser() -> Parser:
         "pixels, whether actions are in their places, and what is wrong with which episodes; of several\n"
         "sources, also which episodes they share; and draw some of it.\n"
         "split: hold out episodes, and count what they share with training. A LeRobot dataset stores which;\n"
-        "a table NAME is divided into NAME-train.jsonl and NAME-held.jsonl beside it.",
+        "a table, or a folder without one, is divided into NAME-train.jsonl and NAME-held.jsonl beside it.",
         "worldmodel data check doorkey\n  worldmodel data check webdataset:train.tar webdataset:held.tar\n"
         "  worldmodel data split doorkey --by layout",
     )

@@ -311,7 +311,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "dataset",
         metavar="DATASET",
-        help="LeRobot dataset (a folder, or lerobot:NAME on the Hub), or a table of clips or its folder",
+        help="LeRobot dataset (a folder, or lerobot:NAME on the Hub), table of clips or its folder, folder "
+        "of videos or of folders of numbered images, or tar files",
     )
     option(parser, "--budget", "training time: 30m, 1h", "1h", metavar="TIME")
     option(parser, "--out", "config to write", "world.yaml", metavar="CONFIG")

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from worldmodel.config.checks import check_literals, check_numbers
@@ -140,7 +141,8 @@ class SourceConfig:
     streamed dataset), lerobot (a LeRobot dataset), flow (the log of a data flow), or the name of
     a world that generates its episodes, such as shapes."""
     path: str = ""
-    """clips, text: the csv, parquet or jsonl table. webdataset: a tar file or a pattern such as data/*.tar.
+    """clips, text: the csv, parquet or jsonl table; clips: or a folder of videos, or of folders of numbered
+    images, with the text of NAME.mp4 in NAME.txt. webdataset: a tar file or a pattern such as data/*.tar.
     huggingface, lerobot, text: name of the dataset on the Hub, or a local folder. flow: folder or address
     of its log."""
     root: str = ""
@@ -164,6 +166,12 @@ class SourceConfig:
     videos in the training step."""
     weight: float = 1.0
     """Weight of the source in the mixture of all sources; 0 leaves it out."""
+
+    @property
+    def video_root(self) -> Path:
+        """Folder to which paths in a table of clips are relative."""
+        path = Path(self.path).expanduser()
+        return Path(self.root).expanduser() if self.root else path if path.is_dir() else path.parent
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ def read_source(argument: str) -> DataConfig:
     """Return a data source by its argument, as a config with this source alone.
 
     Args:
-        argument: A LeRobot dataset; a table of clips, or a folder with one; a tar file, or a folder of them;
-            `KIND:PATH` with a kind of `data.sources`; or `CONFIG:NAME`, a source of a config. Columns of a
-            table, and the folder of its videos, are found by their names.
+        argument: A LeRobot dataset; a table of clips, or a folder with one; a folder of videos, or of folders
+            of numbered images; a tar file, or a folder of them; `KIND:PATH` with a kind of `data.sources`; or
+            `CONFIG:NAME`, a source of a config. Columns of a table, and the folder of its videos, are found
+            by their names.
 
     Raises:
         InputError: There is no such table, folder or source.
@@ -50,12 +51,12 @@ def read_source(argument: str) -> DataConfig:
             if any(path.glob(f"*{end}")):
                 return DataConfig({"webdataset": SourceConfig("webdataset", str(path / f"*{end}"))})
         path = _table_in(path)
-    if path.is_file() and is_table(path):
+    if path.is_dir() or (path.is_file() and is_table(path)):
         return DataConfig({path.stem: _clips(path)})
     if not (after and _is_config(before)):
         raise InputError(
             f"There are no data {argument!r}; pass a LeRobot dataset, a table of clips, a folder with "
-            "one, KIND:PATH, or CONFIG:NAME for a source of a config."
+            "one or of videos, KIND:PATH, or CONFIG:NAME for a source of a config."
         )
     config = configs.load(before)
     if after not in config.data.sources:
@@ -127,13 +128,13 @@ def _check_untrained(path: str, name: str, config: TrainConfig) -> None:
 
 
 def _table_in(folder: Path) -> Path:
-    """Return the table of a folder: clips.csv or the like, or the only one."""
+    """Return the table of a folder: clips.csv or the like, or the only one; without any, the folder."""
     # Metadata is often in json; a table of that kind is named itself.
     tables = sorted(path for path in folder.iterdir() if is_table(path) and path.suffix != ".json")
-    named = [path for path in tables if path.stem == "clips"] or tables
+    named = [path for path in tables if path.stem == "clips"] or tables or [folder]
     if len(named) != 1:
-        found = f"the tables {', '.join(path.name for path in named)}" if named else "no table of clips"
-        raise InputError(f"{str(folder)!r} has {found}; pass one table, or KIND:PATH for other formats.")
+        found = ", ".join(path.name for path in named)
+        raise InputError(f"{str(folder)!r} has the tables {found}; pass one table.")
     return named[0]
 
 
@@ -159,7 +160,7 @@ def _clips(path: Path) -> SourceConfig:
             f"{str(path)!r} has no column {', '.join(VIDEO_COLUMNS)}, and none that names videos; name its "
             "columns in a config and pass CONFIG:NAME."
         )
-    root = _root(path.parent, [str(row.get(named, "")) for row in rows])
+    root = "" if path.is_dir() else _root(path.parent, [str(row.get(named, "")) for row in rows])
     return SourceConfig("clips", str(path), root=root, columns={**columns, "video": named})
 
 
@@ -176,6 +177,8 @@ def _root(folder: Path, paths: Sequence[str]) -> str:
     """Return the folder in which videos are, if it is one in that of the table; empty for that itself."""
     inner = sorted(each for each in folder.iterdir() if each.is_dir())
     for root in (folder, *inner):
+        if any((root / path).is_dir() for path in paths if path):  # of numbered images
+            return "" if root == folder else str(root)
         with suppress(InputError):
             Files(tuple(str(root / Path(path)) for path in paths if path and "://" not in path)).read()
             return "" if root == folder else str(root)

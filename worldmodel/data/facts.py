@@ -3,8 +3,9 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,24 +14,31 @@ import numpy as np
 from worldmodel import media
 from worldmodel.actions import Action, ActionKind, action_kinds, control_kinds, settings_of_specs
 from worldmodel.actions.track import Track
-from worldmodel.config import SourceConfig
+from worldmodel.config import DataConfig, SourceConfig, WorldModelConfig
 from worldmodel.data.argument import read_source
-from worldmodel.data.clips import Files
+from worldmodel.data.clips import Clip, Files, Part
 from worldmodel.data.columns import OUTCOME, Row, track_of
-from worldmodel.data.files import inside
+from worldmodel.data.footage import Images
+from worldmodel.data.huggingface import HuggingFaceSource
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import RATE_TOLERANCE, read_recording
-from worldmodel.data.tables import Table, first_rows, open_table
+from worldmodel.data.sources import Source, StreamedSource, open_source
+from worldmodel.data.tables import Table, TableSource, first_rows, open_table
+from worldmodel.data.tar import TarSource
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.io import atomic_file
 
 NUM_ROWS = 100
-"""Rows of a table, from its beginning, whose actions are looked at."""
+"""Rows of a source, from its beginning, whose actions are looked at."""
 HELD_SHARE = 0.1
 MAX_CHUNK = 8
 """Most frames of a round; where a round is longer, the frame rate is lowered."""
+MAX_ANSWERS = 20
+"""Videos, from the first, that are tried for one that can be read."""
 TEXT_FPS = 8
 """Frame rate, and frames of a round, where actions have no rate of their own."""
+BARE = WorldModelConfig(fps=TEXT_FPS, chunk_frames=TEXT_FPS)
+"""A model that takes texts alone, with which a source is opened before its actions are known."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,8 @@ def read_facts(argument: str, out: Path, force: bool = False) -> DatasetFacts:
     `NAME-train.jsonl` and `NAME-held.jsonl` beside the config `NAME.yaml`.
 
     Args:
-        argument: A LeRobot dataset (a folder, or `lerobot:NAME` on the Hub), or a table of clips or a folder
-            with one.
+        argument: A LeRobot dataset (a folder, or `lerobot:NAME` on the Hub); a table of clips, a folder with
+            one, or of videos or images; or tar files.
         out: The config that is being made.
         force: Replace parts of a table that exist.
 
@@ -76,8 +84,10 @@ def read_facts(argument: str, out: Path, force: bool = False) -> DatasetFacts:
     (source,) = read_source(argument).sources.values()
     if source.kind == "lerobot":
         return _lerobot(source.path)
-    if source.kind != "clips":
-        raise InputError(f"{argument!r} is of kind {source.kind}; use a LeRobot dataset or a table of clips.")
+    if source.kind not in ("clips", "webdataset"):
+        raise InputError(
+            f"{argument!r} is of kind {source.kind}; use a LeRobot dataset, clips, or tar files."
+        )
     return _clips(source, out, force)
 
 
@@ -124,43 +134,86 @@ def _pace(actions: Iterable[Any]) -> Literal["realtime", "on_action"]:
 
 
 def _clips(source: SourceConfig, out: Path, force: bool) -> DatasetFacts:
-    path = Path(source.path).expanduser()
-    root = os.path.abspath(source.root or path.parent)
-    table = open_table(path)
+    kinds = {kind.name: kind for kind in action_kinds()}
+    plain = {field: column for field, column in source.columns.items() if field not in {*kinds} - {"text"}}
+    bare = open_source("data", DataConfig({"data": replace(source, columns=plain, numbers=())}), BARE)
+    assert isinstance(bare, TableSource | TarSource)
     try:
-        info, tracks = _probe(table, source, root)
-        specs, fps = read_recording(root) or ((), info.fps or TEXT_FPS)
-        kinds = {kind.name: kind for kind in action_kinds()}
-        found = {name: setting for name, kind in kinds.items() if (setting := setting_of(kind, tracks[name]))}
+        info, (rows, offered) = first_video(bare), read_rows(bare)
+        named = {field: field for field in (*kinds, *OUTCOME) if field in offered}
+        read = bare.reader.columns | (source.columns if source.kind == "clips" else named)
+        tracks = read_tracks(rows, read)
+        if source.preset:  # a row may have the texts of several clips
+            tracks["text"] = [
+                clip.text for clip in map(bare.at, range(min(NUM_ROWS, bare.size))) if isinstance(clip, Clip)
+            ]
+    finally:
+        bare.close()
+    specs, fps = (read_recording(source.video_root) if source.kind == "clips" else None) or ((), 0)
+    fps = fps or info.fps or TEXT_FPS
+    found = {name: setting for name, kind in kinds.items() if (setting := setting_of(kind, tracks[name]))}
+    if source.preset:  # which names its texts in any case
+        found.setdefault("text", True)
+    untaken = {name: False for name, kind in kinds.items() if kind.default}
+    action: dict[str, Any] = untaken | found | settings_of_specs(specs)
+    if rates := {spec.rate for spec in specs if spec.rate}:
+        fps, chunk = _stated_round(source.path, int(fps), rates)
+    else:
+        length = round_frames(tracks, fps, info.duration_s)
+        fps, chunk = round_at(fps, length) if length else (TEXT_FPS, TEXT_FPS)
+    outcomes = {*OUTCOME} <= read.keys()
+    stated = {field: field for field in OUTCOME if outcomes}
+    parts: tuple[SourceConfig, SourceConfig | None] = replace(source, columns=stated | source.columns), None
+    if source.kind == "clips":
         columns = {
             field: column for field, column in source.columns.items() if field not in kinds or field in found
         }
-        untaken = {name: False for name, kind in kinds.items() if kind.default}
-        action: dict[str, Any] = untaken | found | settings_of_specs(specs)
-        if rates := {spec.rate for spec in specs if spec.rate}:
-            fps, chunk = _stated_round(source.path, int(fps), rates)
-        else:
-            length = round_frames(tracks, fps, info.duration_s)
-            fps, chunk = round_at(fps, length) if length else (TEXT_FPS, TEXT_FPS)
-        train: SourceConfig = replace(source, path=str(path), root=root, columns=columns)
-        parts = _divide(table, train, out, force)
-    finally:
-        table.close()
+        path, root = Path(source.path).expanduser(), os.path.abspath(source.video_root)
+        parts = _divide(replace(source, path=str(path), root=root, columns=columns), out, force)
     taken = [value for kind in control_kinds() for track in tracks[kind.name] for value in track.values]
-    outcomes, size = {*OUTCOME} <= columns.keys(), (info.height, info.width)
-    return DatasetFacts(*parts, len(table), *size, fps, chunk, action, _pace(taken), outcomes)
+    return DatasetFacts(
+        *parts, bare.size, info.height, info.width, fps, chunk, action, _pace(taken), outcomes
+    )
 
 
-def _probe(table: Table, source: SourceConfig, root: str) -> tuple[media.MediaInfo, dict[str, list[Track]]]:
-    """Return the first video that can be read, and the actions of the first rows."""
-    rows, reason = list(first_rows(table, NUM_ROWS)), "it has no rows that can be read"
-    for row in rows:
+def first_video(source: Source) -> media.MediaInfo:
+    """Return what the first video that can be read is; images have a rate that is stated, or that of texts.
+
+    Raises:
+        InputError: none can be read.
+    """
+    reason = "it has no rows"
+    sampled = (
+        source.sample()
+        if isinstance(source, StreamedSource) and source.streams
+        else map(source.at, range(min(MAX_ANSWERS, source.size or 0)))
+    )
+    for recipe in islice(sampled, MAX_ANSWERS):
         try:
-            video = Files((inside(root, str(row[source.columns["video"]])),)).read()
-            return media.probe(video, decode=False), read_tracks(rows, source.columns)
+            video = getattr(recipe, "video", getattr(recipe, "image", None))
+            if isinstance(video, Files | Part):
+                video = video.read()
+            if isinstance(video, Images):
+                count, fps = len(video), video.fps or TEXT_FPS
+                found = media.probe(video.files([0])[0], decode=False)
+                return replace(found, fps=fps, num_frames=count, duration_s=count / fps)
+            if isinstance(video, str | bytes):
+                return media.probe(video, decode=False)
+            reason = getattr(recipe, "reason", "") or reason
         except InputError as error:
-            reason = str(error).rstrip(".")
-    raise InputError(f"No video of {source.path!r} can be read ({reason}).")
+            reason = f"{recipe.name}: {error}"
+    raise InputError(f"No video can be read ({reason.rstrip('.')}).")
+
+
+def read_rows(source: Source) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Return the first rows of a source that can be read, and the names of all of its columns."""
+    if isinstance(source, HuggingFaceSource):
+        return list(islice(source.whole, NUM_ROWS)), source.offered
+    if isinstance(source, TableSource):
+        with closing(open_table(source.path)) as table:  # the source's own has only the columns that it reads
+            return list(first_rows(table, NUM_ROWS)), list(table.columns)
+    rows = list(first_rows(source, NUM_ROWS)) if isinstance(source, TarSource) else []
+    return rows, list(dict.fromkeys(column for row in rows for column in row))
 
 
 def read_tracks(rows: Iterable[Row], columns: Mapping[str, str]) -> dict[str, list[Track]]:
@@ -246,13 +299,12 @@ def hold_out(folder: Path, count: int) -> list[int]:
     return held
 
 
-def _divide(
-    table: Table, source: SourceConfig, out: Path, force: bool
-) -> tuple[SourceConfig, SourceConfig | None]:
+def _divide(source: SourceConfig, out: Path, force: bool) -> tuple[SourceConfig, SourceConfig | None]:
     """Write the rows of a table into one for training and one that is held out."""
-    if len(table) < 2:
-        return source, None
-    train, held = write_parts(table, held_out(len(table)), out, force)
+    with closing(open_table(source.path)) as table:
+        if len(table) < 2:
+            return source, None
+        train, held = write_parts(table, held_out(len(table)), out, force)
     return replace(source, path=str(train)), replace(source, path=str(held), weight=0.0)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -233,6 +233,12 @@ def _numbered(path: str, changed_ns: int, process: int) -> tuple[tuple[int, str]
     """Return the numbers and names of the images in a folder."""
     names = (name for name in os.listdir(path) if Path(name).suffix.lower() in IMAGE_SUFFIXES)
     return tuple(sorted((_number(name), name) for name in names if re.search(r"\d", name)))
+
+
+def is_sequence(names: Iterable[str]) -> bool:
+    """Return whether files in a folder are the frames of a clip: at least two images with numbers."""
+    numbered = (Path(name).suffix.lower() in IMAGE_SUFFIXES and re.search(r"\d", name) for name in names)
+    return sum(map(bool, numbered)) > 1
 
 
 def _number(name: str) -> int:

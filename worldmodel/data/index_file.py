@@ -7,6 +7,7 @@ was built.
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def _stamp(path: Path) -> np.ndarray | None:
     try:
         status = path.stat()
     except OSError:
+        return None
+    if stat.S_ISDIR(status.st_mode):  # says nothing of the files further down
         return None
     return np.array([VERSION, status.st_size, status.st_mtime_ns], dtype=np.int64)
 

@@ -482,5 +482,5 @@ def _stated(source: SourceConfig) -> tuple[ActionSpec, ...]:
         return LeRobotDataset(source.path, columns=source.columns).specs
     if source.kind != "clips":
         return ()
-    specs, _ = read_recording(source.root or Path(source.path).parent) or ((), 0)
+    specs, _ = read_recording(source.video_root) or ((), 0)
     return tuple(spec for spec in specs if spec.field in source.columns)

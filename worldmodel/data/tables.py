@@ -23,10 +23,11 @@ from worldmodel.config import DataConfig, WorldModelConfig
 from worldmodel.data.clips import BrokenClip, Clip, Files, RoundFormat
 from worldmodel.data.columns import Row, RowReader
 from worldmodel.data.files import PACKED, unpacked
-from worldmodel.data.footage import ImageFolder
+from worldmodel.data.footage import ImageFolder, is_sequence
 from worldmodel.data.index_file import indexed
 from worldmodel.data.recording import check_specs, read_recording, renamed, vector_names
 from worldmodel.errors import ConfigError, InputError, pip_install
+from worldmodel.media.limits import VIDEO_SUFFIXES
 
 MAX_ARRAY_BYTES = 2**29
 """Largest json list, which is parsed at once."""
@@ -221,6 +222,50 @@ class ParquetTable:
         return self.file.read_row_group(number, columns=self.wanted)
 
 
+class FolderTable:
+    """A folder without a table: a row for each video below it, and for each folder of numbered images.
+
+    Their text is in a file beside them, `walk.txt` for `walk.mp4` or the folder `walk`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.videos = path, sorted(_videos_below(path))
+        texts = any(self._text_file(video).is_file() for video in self.videos)
+        self.columns: Sequence[str] = ["video", "text"] if texts else ["video"]
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def row(self, number: int) -> Row:
+        video = self.videos[number]
+        try:
+            text = self._text_file(video).read_text(encoding="utf-8-sig").strip()
+        except OSError:
+            text = ""
+        except UnicodeDecodeError as error:
+            raise InputError(f"its text {self._text_file(video).name!r} is not UTF-8 ({error})") from None
+        return {"video": video, **({"text": text} if text else {})}
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _text_file(self, video: str) -> Path:
+        path = self.path / video
+        return path.with_name(path.name + ".txt") if path.is_dir() else path.with_suffix(".txt")
+
+
+def _videos_below(folder: Path) -> Iterator[str]:
+    """Yield the paths of videos and of folders of numbered images, relative to a folder."""
+    for inner, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here = os.path.relpath(inner, folder)
+        if is_sequence(files):
+            yield here
+        for name in files:
+            if name.lower().endswith(VIDEO_SUFFIXES) and not name.startswith("."):
+                yield os.path.normpath(os.path.join(here, name))
+
+
 KINDS = {
     ".csv": LineTable,
     ".tsv": LineTable,
@@ -237,12 +282,19 @@ def is_table(path: str | Path) -> bool:
 
 
 def open_table(path: str | Path) -> Table:
-    """Open a table by its suffix; one that ends in .gz is unpacked into the user's cache.
+    """Open a table by its suffix, or the videos in a folder; one in .gz is unpacked into the user's cache.
 
     Raises:
         ConfigError: the file does not exist, has another suffix, or cannot be read.
     """
     path = Path(path).expanduser()
+    if path.is_dir():
+        videos = FolderTable(path)
+        if not len(videos):
+            raise ConfigError(
+                f"The folder {str(path)!r} has no videos and no numbered images; check the path."
+            )
+        return videos
     if not path.is_file():
         raise ConfigError(f"There is no table {str(path)!r}; check the path.")
     if not is_table(path):
@@ -290,7 +342,7 @@ class TableSource:
         self.table = open_table(config.path)
         self.path = path = Path(config.path).expanduser()
         self.label = path.name
-        root = Path(config.root).expanduser() if config.root else path.parent
+        root = config.video_root
         if not root.is_dir():
             raise ConfigError(f"{self.key}.root is {str(root)!r}, which is not a folder.")
         root = os.path.abspath(root)

@@ -39,7 +39,5 @@ def recording_folder(source: SourceConfig) -> Path | None:
     """Return the folder of a recording on this machine; None for other sources."""
     if source.kind not in ("lerobot", "clips"):
         return None
-    path = Path(source.path).expanduser()
-    if source.kind == "clips":
-        path = Path(source.root).expanduser() if source.root else path.parent
+    path = source.video_root if source.kind == "clips" else Path(source.path).expanduser()
     return path if path.is_dir() else None

@@ -2,15 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from worldmodel import media
 from worldmodel.actions import ActionSpec, action_kinds, settings_of_specs
 from worldmodel.config import (
     ActionConfig,
@@ -22,16 +19,19 @@ from worldmodel.config import (
     build,
 )
 from worldmodel.data.argument import read_source
-from worldmodel.data.clips import Files, Part
 from worldmodel.data.columns import OUTCOME
-from worldmodel.data.facts import TEXT_FPS, read_tracks, round_at, round_frames, setting_of
-from worldmodel.data.footage import Images
-from worldmodel.data.huggingface import HuggingFaceSource
+from worldmodel.data.facts import (
+    TEXT_FPS,
+    first_video,
+    read_rows,
+    read_tracks,
+    round_at,
+    round_frames,
+    setting_of,
+)
 from worldmodel.data.lerobot import LeRobotDataset
 from worldmodel.data.recording import read_recording
 from worldmodel.data.sources import SOURCE_KINDS, Recipe, Source, StreamedSource, open_source
-from worldmodel.data.tables import TableSource, first_rows, open_table
-from worldmodel.data.tar import TarSource
 from worldmodel.episodes import Episode
 from worldmodel.errors import InputError
 
@@ -39,10 +39,6 @@ MAX_SIDE = 128
 """Pixels along the longer side to which larger frames are shrunk."""
 MAX_FRAMES = 2000
 """Frames of an episode that are looked at."""
-NUM_ROWS = 100
-"""Rows whose actions are looked at before a source is opened."""
-MAX_ANSWERS = 20
-"""Videos, from the first, that are tried for one that can be read."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +134,13 @@ def _clips(name: str, source: SourceConfig) -> Examined:
     plain = {field: column for field, column in source.columns.items() if field not in {*kinds} - {"text"}}
     bare = _open(name, replace(source, columns=plain), _model((64, 64), TEXT_FPS, 1, {}))
     try:
-        rows, offered = _rows(bare)
+        rows, offered = read_rows(bare)
         columns = {field: field for field in (*kinds, *OUTCOME) if field in offered} | source.columns
-        info = _probe(bare)
+        info = first_video(bare)
         tracks = read_tracks(rows, columns)
     finally:
         bare.close()
-    folder = source.root or Path(source.path).parent
-    specs, fps = (read_recording(folder) if source.kind == "clips" else None) or ((), 0)
+    specs, fps = (read_recording(source.video_root) if source.kind == "clips" else None) or ((), 0)
     given = {field: setting for field, kind in kinds.items() if (setting := setting_of(kind, tracks[field]))}
     taken = {field: column for field, column in columns.items() if field not in kinds or field in given}
     if len({*OUTCOME} & {*taken}) == 1:
@@ -192,42 +187,6 @@ def _model(native: tuple[int, int], fps: int, chunk: int, action: Mapping[str, A
 
 def _open(name: str, source: SourceConfig, model: WorldModelConfig) -> Source:
     return open_source(name, DataConfig({name: source}, window=64), model)
-
-
-def _rows(source: Source) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the first rows of a source that can be read, and the names of all of its columns."""
-    if isinstance(source, HuggingFaceSource):
-        return list(islice(source.whole, NUM_ROWS)), source.offered
-    if isinstance(source, TableSource):
-        with closing(open_table(source.path)) as table:  # the source's own has only the columns that it reads
-            return list(first_rows(table, NUM_ROWS)), list(table.columns)
-    rows = list(first_rows(source, NUM_ROWS)) if isinstance(source, TarSource) else []
-    return rows, list(dict.fromkeys(column for row in rows for column in row))
-
-
-def _probe(source: Source) -> media.MediaInfo:
-    """Return what the first video that can be read is."""
-    reason = "it has no rows"
-    sampled = (
-        source.sample()
-        if isinstance(source, StreamedSource) and source.streams
-        else map(source.at, range(min(MAX_ANSWERS, source.size or 0)))
-    )
-    for recipe in islice(sampled, MAX_ANSWERS):
-        try:
-            video = getattr(recipe, "video", getattr(recipe, "image", None))
-            if isinstance(video, Files | Part):
-                video = video.read()
-            if isinstance(video, Images):
-                count, fps = len(video), video.fps or TEXT_FPS
-                found = media.probe(video.files([0])[0], decode=False)
-                return replace(found, fps=fps, num_frames=count, duration_s=count / fps)
-            if isinstance(video, str | bytes):
-                return media.probe(video, decode=False)
-            reason = getattr(recipe, "reason", "") or reason
-        except InputError as error:
-            reason = str(error)
-    raise InputError(f"No video can be read ({reason.rstrip('.')}).")
 
 
 def _whole(fps: float | None) -> int:

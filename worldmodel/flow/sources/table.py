@@ -44,6 +44,8 @@ def local_table(name: str, address: str) -> Iterator[Path]:
         ConfigError: it cannot be read.
     """
     if "://" not in address:
+        if Path(address).expanduser().is_dir():
+            raise ConfigError(f"sources.{name}.path {address!r} is a folder; use kind: folder.")
         yield Path(address).expanduser()
         return
     import fsspec
