@@ -33,6 +33,16 @@ def write_clips(folder: Path, shapes: tuple[tuple[int, int], ...] = SHAPES) -> P
     return write_table(folder, rows)
 
 
+def write_parquet(folder: Path, path: Path) -> str:
+    """Write the clips of `write_clips` with their bytes as a Hugging Face dataset; returns its folder."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    videos = [(folder / f"{number}.mp4").read_bytes() for number in range(len(SHAPES))]
+    parquet.write_table(pa.table({"video": videos}), path)
+    return str(path.parent)
+
+
 def data(table: Path, num_workers: int = 0) -> DataConfig:
     """Return the settings of the clips in buckets."""
     source = SourceConfig("clips", str(table), columns={"video": "video", "text": "text"})

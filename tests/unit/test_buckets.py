@@ -1,20 +1,25 @@
 """Buckets: clips of several sizes in one run, each in the size nearest to its aspect ratio."""
 
 import json
+import tarfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import bucketed
 import numpy as np
 import pytest
 import torch
 from bucketed import BUCKETS, NEAREST
+from PIL import Image
 from runs import WHOLE
 from transformers import PreTrainedTokenizerBase
 
+from worldmodel import media
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig, ValidationConfig
 from worldmodel.data import loader
 from worldmodel.data.buckets import BucketedSource, nearest, open_in_buckets
@@ -123,8 +128,84 @@ def test_a_bucket_without_clips_is_refused_before_weights_are_read(
 def test_sources_that_do_not_know_their_sizes_are_refused(make_model: Callable[..., WorldModel]) -> None:
     model = make_model(image_size=64)
     data = DataConfig({"world": SourceConfig("shapes")}, buckets=list(BUCKETS))
-    with pytest.raises(ConfigError, match=r"data\.sources\.world .*clips or lerobot"):
+    with pytest.raises(ConfigError, match=r"data\.sources\.world .*set its size"):
         open_in_buckets(data, model.config)
+    for size, buckets in (((32, 32), list(BUCKETS)), ((64, 64), [])):
+        data = DataConfig({"world": SourceConfig("shapes", size=size)}, buckets=buckets)
+        with pytest.raises(ConfigError, match=rf"world\.size is \[{size[0]}, {size[1]}\]"):
+            open_in_buckets(data, model.config)
+
+
+def write_shard(folder: Path) -> Path:
+    """The clips of `bucketed.write_clips` in a tar file, and a clip of numbered images."""
+    bucketed.write_clips(folder)
+    with tarfile.open(folder / "clips.tar", "w") as tar:
+        for number in range(len(NEAREST)):
+            tar.add(folder / f"{number}.mp4", f"{number}.mp4")
+        for number, frame in enumerate(np.zeros((18, 54, 96, 3), np.uint8)):
+            Image.fromarray(frame).save(folder / "a.png")
+            tar.add(folder / "a.png", f"run.{number:03}.png")
+    return folder / "clips.tar"
+
+
+def test_sizes_of_clips_in_tar_files_and_of_frame_folders_are_found(
+    tmp_path: Path, model: WorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = write_shard(tmp_path)
+    data = DataConfig({"mine": SourceConfig("webdataset", str(shard))}, buckets=list(BUCKETS))
+    source = open_in_buckets(data, model.config)["mine"]
+    assert isinstance(source, BucketedSource)
+    assert source.bucket.tolist() == [*NEAREST, 1]
+    episode = source.at(6).episode("rounds", 0, 0, 1)
+    assert {clip.shape[1:3] for clip in episode.observations} == {BUCKETS[1]}
+    monkeypatch.setattr(source.source, "shards", ["https://host/clips.tar"])
+    with pytest.raises(ConfigError, match="not on this machine"):
+        source.source.frame_sizes()
+
+    for name, size in (("square", (64, 64)), ("wide", (54, 96))):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        for number in range(18):
+            Image.new("RGB", size[::-1]).save(tmp_path / "runs" / name / f"{number}.jpg")
+    data = DataConfig({"mine": SourceConfig("clips", str(tmp_path / "runs"))}, buckets=list(BUCKETS))
+    data.sources["mine"].columns["video"] = "video"
+    found = open_in_buckets(data, model.config)["mine"]
+    assert isinstance(found, BucketedSource)
+    assert found.bucket.tolist() == [0, 1]
+
+
+def test_pixels_that_are_not_square_count_as_they_are_shown(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "a.mp4"), "w") as file:
+        stream = file.add_stream("libx264", 8)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"  # type: ignore[attr-defined]
+        stream.codec_context.sample_aspect_ratio = Fraction(3, 2)
+        for _ in range(4):
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8))))  # type: ignore[attr-defined]
+        file.mux(stream.encode())  # type: ignore[attr-defined]
+    assert media.frame_size(str(tmp_path / "a.mp4")) == (48, 96)
+
+
+@pytest.mark.parametrize("kind", ["shapes", "huggingface"])
+def test_a_stream_is_in_the_bucket_of_its_size(
+    table: Path, make_model: Callable[..., WorldModel], tmp_path: Path, kind: str
+) -> None:
+    model, size = make_model(image_size=64), BUCKETS[kind == "huggingface"]
+    path = "" if kind == "shapes" else bucketed.write_parquet(table.parent, tmp_path / "rows.parquet")
+    data = bucketed.data(table)
+    stream = SourceConfig(kind, path, size=size, streams=2, weight=0.5)
+    data = replace(data, sources={**data.sources, "stream": stream})
+    alone = sizes_and_names(steps_of(data, model))
+    named = [(shape, name) for step in alone for shape, name in step.values()]
+    streamed = [shape for shape, name in named if "clips.jsonl" not in name]
+    assert {*streamed} == {size}
+    assert 6 <= len(streamed) <= 18, "a third of 36"
+    assert {shape for shape, _ in named} == set(BUCKETS)
+    shares = [sizes_and_names(steps_of(data, model, dp_rank=rank, dp_size=2)) for rank in range(2)]
+    assert [{**one, **two} for one, two in zip(*shares, strict=True)] == alone
+    with loader.batches(data, model.config, STAGE, 5) as begun:
+        for _ in range(7):
+            next(begun)
+        state = begun.state()
+    assert sizes_and_names(steps_of(data, model, **state)) == alone[7:]
 
 
 @pytest.mark.parametrize("buckets", [[64], [[64, 64, 3]], [["a", 64]], [[64, 64], [64, 64]], [[0, 64]]])

@@ -161,6 +161,9 @@ class SourceConfig:
     streams: int = 8
     """huggingface: streams into which the files are divided, so that data-parallel processes read different
     ones. As many as those processes is best; the order of samples depends on it, but not on the processes."""
+    size: tuple[int, ...] = ()
+    """Height and width of the bucket of all its clips, one of `data.buckets`: for sources that do not know
+    the sizes of their clips beforehand, and for latents, which `worldmodel encode` computes in one size."""
     precomputed: bool = True
     """flow: use the latents and text states that its stage `encode` computed; false decodes and encodes the
     videos in the training step."""

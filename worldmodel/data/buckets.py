@@ -4,6 +4,7 @@ All samples of a step are of one bucket, which is drawn as its task is, so every
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -15,6 +16,7 @@ from worldmodel.data.clips import Clip
 from worldmodel.data.sources import Recipe, Source, open_sources
 from worldmodel.errors import ConfigError
 
+SET_SIZE = "set its size to the one of data.buckets in which all of them are read"
 Size = tuple[int, int]
 """Height and width of frames in pixels."""
 
@@ -90,32 +92,44 @@ def open_in_buckets(config: DataConfig, model: WorldModelConfig) -> dict[str, So
     Texts without pictures are in the first bucket.
 
     Raises:
-        ConfigError: as `open_sources`, or a source does not know the sizes of its clips.
+        ConfigError: as `open_sources`, a source does not know the sizes of its clips, or states one that no
+            bucket has.
     """
+    for name, settings in config.sources.items():
+        if settings.size and settings.size not in config.buckets:
+            raise ConfigError(
+                f"data.sources.{name}.size is {list(settings.size)}, which is not one of data.buckets "
+                f"({', '.join(str(list(size)) for size in config.buckets) or 'none'}); add it there."
+            )
     sources = open_sources(config, model)
-    if not config.buckets:
-        return sources
-    for name, source in sources.items():
+    for name, source in sources.items() if config.buckets else ():
+        if config.sources[name].size:
+            continue
         if isinstance(source, SizedSource):
             sources[name] = BucketedSource(source, config.buckets)
         elif set(source.tasks) - {"document"}:
             raise ConfigError(
-                f"data.sources.{name} does not know the sizes of its clips before they are read, which "
-                "data.buckets need; leave out data.buckets, or use a source of the kind clips or lerobot."
+                f"data.sources.{name} does not know the sizes of its clips before they are read; {SET_SIZE}."
             )
     return sources
 
 
-def check_filled(sources: Mapping[str, Source]) -> None:
+def bucket_of(config: DataConfig) -> dict[str, int]:
+    """Return the index of the bucket of each source whose clips are all in one."""
+    return {name: config.buckets.index(each.size) for name, each in config.sources.items() if each.size}
+
+
+def check_filled(sources: Mapping[str, Source], config: DataConfig) -> None:
     """Check that every bucket has a clip.
 
     Raises:
         ConfigError: one has none; the message names it.
     """
-    bucketed = [source for source in sources.values() if isinstance(source, BucketedSource)]
-    for number, clips in enumerate(map(sum, zip(*(source.counts for source in bucketed), strict=True))):
-        if not clips:
-            height, width = bucketed[0].buckets[number]
+    counts = Counter(bucket_of(config).values())
+    for source in sources.values():
+        counts.update(dict(enumerate(source.counts)) if isinstance(source, BucketedSource) else {})
+    for number, (height, width) in enumerate(config.buckets):
+        if not counts[number]:
             raise ConfigError(
                 f"data.buckets has [{height}, {width}], to which the shape of no clip in data.sources is "
                 "nearest; leave it out, or add such clips."

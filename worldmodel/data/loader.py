@@ -20,7 +20,7 @@ from typing import Any
 from torchdata.nodes import BaseNode, IterableWrapper, Mapper, ParallelMapper, Prefetcher
 
 from worldmodel.config import DataConfig, StageConfig, WorldModelConfig
-from worldmodel.data.buckets import check_filled, open_in_buckets
+from worldmodel.data.buckets import bucket_of, check_filled, open_in_buckets
 from worldmodel.data.sampler import Sample, StepSampler, offering_sources, rank_share
 from worldmodel.data.sources import Source, StreamedSource, stage_weights
 from worldmodel.data.staging import StagedFrames, StageFrames
@@ -147,7 +147,16 @@ class BatchLoader:
             if bookmarks and isinstance(source, StreamedSource):
                 source.resume(bookmarks.get(name, {}))
         weights = stage_weights(config, stage)
-        self.sampler = StepSampler(sources, weights, stage, seed, config.window, config.length_buckets)
+        self.sampler = StepSampler(
+            sources,
+            weights,
+            stage,
+            seed,
+            config.window,
+            config.length_buckets,
+            config.buckets,
+            bucket_of(config),
+        )
         self.sampler.steps_before(first_step)  # cached now: it takes seconds far into a run
         self.step = first_step
         self.active_source = ""
@@ -409,7 +418,7 @@ def batches(
         ConfigError: a setting, a source or a task is wrong.
     """
     sources = open_in_buckets(config, model)
-    check_filled(sources)
+    check_filled(sources, config)
     return BatchLoader(
         sources, config, stage, seed, first_step, dp_rank, dp_size, bad, sum_counts, bookmarks, stage_frames
     )

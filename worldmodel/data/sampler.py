@@ -9,14 +9,15 @@ window by window. Nothing here depends on processes or workers: they only take t
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
 from worldmodel.config import StageConfig
-from worldmodel.data.buckets import BucketedSource
+from worldmodel.data.buckets import BucketedSource, Size
 from worldmodel.data.sources import Source, StreamedSource
 from worldmodel.errors import ConfigError
 from worldmodel.parallel.planner import chunks_by_area
@@ -202,6 +203,16 @@ class StepSampler:
 
     A bucket is drawn as often as its clips, by the weights of their sources, are among all that offer a task.
 
+    Args:
+        sources: All sources by name.
+        weights: Of all sources.
+        stage: Steps, batch size and tasks.
+        seed: Seed of the order.
+        window: Clips that are shuffled together.
+        length_buckets: Whether episodes of a step are of about equal length.
+        sizes: Height and width of the frames of every bucket.
+        bucket_of: Bucket of each source whose clips are all in one; without, the first.
+
     Raises:
         ConfigError: a task of the stage is offered by no source.
     """
@@ -214,22 +225,21 @@ class StepSampler:
         seed: int,
         window: int,
         length_buckets: bool = False,
+        sizes: Sequence[Size] = (),
+        bucket_of: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self.stage, self.seed = stage, seed
+        self.stage, self.seed, self.sizes, self.bucket_of = stage, seed, sizes, bucket_of
         bucket = stage.batch_size * length_buckets
-        parts = {name: list(_parts(source)) for name, source in sources.items()}
+        parts = {name: _parts(source, bucket_of.get(name, 0)) for name, source in sources.items()}
         self.samplers = {
             (name, number): EpisodeSampler(
                 sources[name], _named(name, number), window, seed, bucket, stage.rounds, part
             )
             for name, ranges in parts.items()
-            for number, part in enumerate(ranges)
+            for number, part in ranges.items()
             if sources[name].size is not None or sources[name].streams
             if part is None or len(part)
         }
-        bucketed = [source for source in sources.values() if isinstance(source, BucketedSource)]
-        self.sizes = bucketed[0].buckets if bucketed else ()
-        """Height and width of the frames of every bucket."""
         self.offering: dict[Kind, list[str]] = {}
         """Sources of each kind of step."""
         self.mixtures: dict[Kind, Mixture] = {}
@@ -291,7 +301,8 @@ class StepSampler:
 
     def window(self, name: str, step: int) -> int:
         """Return the window of a source in streams from which its next sample comes at a step."""
-        return self._position(name, 0, self.steps_before(step)) // self.samplers[name, 0].window
+        bucket = self.bucket_of.get(name, 0)
+        return self._position(name, bucket, self.steps_before(step)) // self.samplers[name, bucket].window
 
     def _position(self, name: str, bucket: int, before: Mapping[Kind, int]) -> int:
         """Count the samples of a bucket that a source provided in earlier steps, over all tasks."""
@@ -316,20 +327,20 @@ class StepSampler:
         return counts
 
 
-def _parts(source: Source) -> Iterator[range | None]:
-    """Yield the rows of a source in every bucket; None is all, where it has no buckets."""
+def _parts(source: Source, bucket: int) -> dict[int, range | None]:
+    """Return the rows of a source in every bucket; None is all, where they are in one bucket."""
     if not isinstance(source, BucketedSource):
-        yield None
-        return
+        return {bucket: None}
     ends = np.cumsum(source.counts).tolist()
-    yield from (range(end - count, end) for count, end in zip(source.counts, ends, strict=True))
+    ranges = (range(end - count, end) for count, end in zip(source.counts, ends, strict=True))
+    return dict(enumerate(ranges))
 
 
-def _share(parts: Sequence[range | None], bucket: int) -> float:
-    """Return the share of a source's rows that are in a bucket; without buckets, all are in the first."""
-    if parts[0] is None:
-        return float(bucket == 0)
-    return len(parts[bucket] or ()) / sum(len(part or ()) for part in parts)
+def _share(parts: Mapping[int, range | None], bucket: int) -> float:
+    """Return the share of a source's rows that are in a bucket."""
+    if None in parts.values():
+        return float(bucket in parts)
+    return len(parts[bucket] or ()) / sum(len(part or ()) for part in parts.values())
 
 
 def _named(name: str, bucket: int) -> str:

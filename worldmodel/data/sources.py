@@ -149,7 +149,7 @@ def open_source(name: str, config: DataConfig, model: WorldModelConfig) -> Sourc
     opener = openers[source.kind]
     if isinstance(opener, str):
         opener = import_object(opener)
-    return opener(name, config, model)
+    return opener(name, config, model.sized(source.size) if source.size else model)
 
 
 def stage_weights(config: DataConfig, stage: StageConfig) -> dict[str, float]:

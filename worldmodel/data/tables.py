@@ -395,9 +395,12 @@ class TableSource:
 
     def _frame_size(self, index: int) -> tuple[int, int]:
         clip = self.at(index)
-        if isinstance(clip, Clip) and isinstance(clip.video, Files):
-            with suppress(InputError):
+        with suppress(InputError):
+            if isinstance(clip, Clip) and isinstance(clip.video, Files):
                 return media.frame_size(clip.video.read())
+            if isinstance(clip, Clip) and isinstance(clip.video, ImageFolder):
+                image = media.probe(clip.video.files([0])[0], decode=False)
+                return image.height, image.width
         return 0, 0
 
     def _first_clips(self) -> np.ndarray:

@@ -24,7 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from worldmodel import media
 from worldmodel.config import DataConfig, WorldModelConfig
+from worldmodel.data.buckets import SET_SIZE
 from worldmodel.data.clips import BrokenClip, Clip, Part, RoundFormat
 from worldmodel.data.columns import Row, RowReader, own_columns
 from worldmodel.data.files import PACKED, find_files, open_file, unpacked
@@ -104,8 +106,7 @@ class TarSource:
 
     def at(self, index: int) -> Clip | BrokenClip:
         number = index % self.size
-        shard, offset, size, *_, count = (int(x) for x in self.ranges[number])
-        video = Part(self.shards[shard], offset, size)
+        video, count = self._part(number), int(self.ranges[number][-1])
         name = f"{os.path.basename(video.path)}/{self._name(video, count > 0)}"
         try:
             row = self.row(number)
@@ -113,6 +114,47 @@ class TarSource:
             return self.reader.clip(row, name, video=frames)
         except InputError as error:
             return BrokenClip(name, str(error))
+
+    def _part(self, number: int) -> Part:
+        """Return the range of a clip's video or images."""
+        shard, offset, size = (int(x) for x in self.ranges[number][:3])
+        return Part(self.shards[shard], offset, size)
+
+    def frame_sizes(self) -> np.ndarray:
+        """Return height and width of the frames of every clip, `[n, 2]`; 0 where it cannot be read.
+
+        Every clip is read, once: sizes are stored beside the shards.
+
+        Raises:
+            ConfigError: they are at addresses, where reading all clips beforehand would take a whole pass.
+        """
+        if far := next((path for path in self.shards if "://" in path), None):
+            raise ConfigError(
+                f"{far!r} is not on this machine, so the sizes of its clips are not known before they are "
+                f"read; for data.buckets, {SET_SIZE}."
+            )
+        return np.concatenate(
+            [
+                indexed(path, "sizes", partial(self._frame_sizes, shard))
+                for shard, path in enumerate(self.shards)
+            ]
+        )
+
+    def _frame_sizes(self, shard: int) -> np.ndarray:
+        return np.array(
+            [self._frame_size(row) for row in np.flatnonzero(self.ranges[:, 0] == shard).tolist()],
+            dtype=np.int64,
+        ).reshape(-1, 2)
+
+    def _frame_size(self, index: int) -> tuple[int, int]:
+        clip = self.at(index)
+        with suppress(InputError):
+            if isinstance(clip, Clip):
+                video = clip.video
+                file = video.files([0])[0] if isinstance(video, TarFrames) else self._part(index).read()
+                found = media.probe(file, decode=False)
+                return found.height, found.width
+        return 0, 0
 
     def cost(self, index: int, rounds: int) -> float:
         """Return a constant: the index does not contain the lengths of clips."""

@@ -96,7 +96,8 @@ class SharedVideo:
         """
         with self.lock, decoding_errors(self.name):
             _, frame = next(self._decode(0.0))
-        return (frame.width, frame.height) if frame.rotation % 180 else (frame.height, frame.width)
+        wide = round(frame.width * self.aspect)
+        return (wide, frame.height) if frame.rotation % 180 else (frame.height, wide)
 
     def _decode(self, first: float) -> Iterator[tuple[float, av.VideoFrame]]:
         """Yield frames and their times from one at or before `first` on."""
