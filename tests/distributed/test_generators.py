@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -88,6 +89,8 @@ class Measured:
     denoised: float = 0.0
     same: bool = True
     """Whether the denoised chunk is that of one process, bit for bit."""
+    modulated: int = 0
+    """Timesteps for which Wan computed modulations in a pass with gradients, for all clips."""
     sent: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
 
@@ -209,6 +212,22 @@ def error(found: Tensor, truth: Tensor, least: float = 1e-30) -> float:
     return float((found - truth).norm() / truth.norm().clamp(min=least))
 
 
+@contextmanager
+def modulations(generator: Any) -> Iterator[list[int]]:
+    """Collect the number of timesteps of every pass through Wan's transformer."""
+    rows: list[int] = []
+    if isinstance(generator, DiT) or not generator.transformer_class.__name__.startswith("Wan"):
+        yield rows
+        return
+    hook = generator.transformer.condition_embedder.time_proj.register_forward_hook(
+        lambda module, inputs, made: rows.append(made.shape[:-1].numel())
+    )
+    try:
+        yield rows
+    finally:
+        hook.remove()
+
+
 def measure(case: Case) -> Measured:
     group = mesh_of(MeshConfig(cp=case.cp, sp=case.sp)).sequence
     generator: Any = generator_of(case.kind, case.streamed)
@@ -218,8 +237,9 @@ def measure(case: Case) -> Measured:
         loss, truth, truth_tokens = learn(generator, case, SequenceGroup())
         for layer in generator.layers:
             apply_policy(layer, case.activations, Offload(torch.device("cpu")))
-        with collectives.counted() as sent:
+        with collectives.counted() as sent, modulations(generator) as rows:
             shared_loss, found, tokens = learn(generator, case, group)
+        measured.modulated = max(rows, default=0)
         if case.task == "chunk":
             measured.sent, measured.expected = dict(sent), expected_bytes(generator, case, group)
         measured.loss = error(shared_loss, loss)
@@ -319,6 +339,15 @@ def test_values_and_gradients_are_those_of_one_process(world: list[dict]) -> Non
             measured = Measured(**rank[case.name])
             errors = (measured.loss, measured.gradient[0], measured.tokens, measured.denoised)
             assert max(errors) <= 1e-12, (case.name, measured)
+
+
+def test_wan_modulates_pieces_of_frames_and_not_tokens(world: list[dict]) -> None:
+    """A process with 15, 30 or 60 of the 60 tokens of four frames has whole frames of 15."""
+    for rank in world:
+        for case in cases():
+            if case.kind == "wan" and case.task == "chunk":
+                pieces = (1 + CHUNK) // (case.cp * case.sp)
+                assert rank[case.name]["modulated"] == BATCH * pieces, case
 
 
 def test_bytes_are_those_of_the_formulas(world: list[dict]) -> None:

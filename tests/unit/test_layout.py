@@ -238,3 +238,26 @@ def test_a_divided_sequence_splits_into_two(length: int, count: int, sizes: tupl
         assert (first.length, rest.length) == (count, length - count)
         parts = first.take(tokens[:count], 0), rest.take(tokens[count:], 0)
         assert torch.equal(torch.cat(parts), layout.take(tokens, 0))
+
+
+@pytest.mark.parametrize(
+    ("frames", "cells", "cp", "sp", "balance", "most"),
+    [
+        (21, 1560, 1, 8, False, 21),  # pan on 8 processes: 195 tokens of 4095
+        (4, 15, 1, 1, False, 4),
+        (4, 15, 2, 2, False, 1),
+        (3, 7, 1, 2, False, 11),  # no common length
+        (8, 96, 2, 2, True, 24),
+    ],
+)
+def test_pieces_are_parts_of_frames(
+    frames: int, cells: int, cp: int, sp: int, balance: bool, most: int
+) -> None:
+    for rank in range(cp * sp):
+        group = SequenceGroup(sp=sp, sp_rank=rank % sp, cp=cp, cp_rank=rank // sp)
+        layout = Layout.frames(torch.arange(frames), cells) if balance else Layout.unmasked(frames * cells)
+        layout = layout.shard(group, balance)
+        found = layout.pieces(cells)
+        tokens = layout.take(torch.arange(frames * cells), 0)
+        assert len(found) <= most
+        assert torch.equal(found.repeat_interleave(len(tokens) // len(found)), tokens // cells)

@@ -4,6 +4,7 @@ A mask is a few integers per token instead of a matrix. They are independent of 
 partition, and are converted to the format of each kernel: a dense mask, a block mask, or sequence lengths.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -225,6 +226,14 @@ class Layout:
             return self.shards.row, slice(None)
         return self.shards.order[self.shards.row], self.shards.order
 
+    @property
+    def own(self) -> Int[Tensor, " m"]:
+        """Indices of the tokens that this process has."""
+        if self.shards is None:
+            return torch.arange(self.length)
+        order = torch.arange(self.length) if self.shards.order is None else self.shards.order
+        return order[self.shards.mine]
+
     def shard(self, group: SequenceGroup, balance: bool = False) -> "Layout":
         """Return a layout whose sequence is divided over the processes of `group`.
 
@@ -283,6 +292,18 @@ class Layout:
         return [
             torch.cat([chunks[index] for index in rank]) for rank in planner.chunks_by_area(areas, group.cp)
         ]
+
+    def pieces(self, cells: int) -> Int[Tensor, " p"]:
+        """Return the frames that this process has tokens of, one for each of equally long pieces.
+
+        The tokens of a piece follow each other in one frame of `cells`; pieces are as long as possible.
+        """
+        key = ("pieces", cells)
+        if key not in self._cache:
+            frame = self.own // cells
+            ends = frame.diff().nonzero().flatten() + 1
+            self._cache[key] = frame[:: math.gcd(len(frame), *ends.tolist())]
+        return self._cache[key]
 
     def halo(self, grid: tuple[int, int], device: torch.device) -> Halo:
         """Return the exchange of neighbouring cells of a clip with frames of `grid` rows and columns."""

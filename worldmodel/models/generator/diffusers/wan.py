@@ -27,6 +27,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from worldmodel.batch import to_device
 from worldmodel.errors import ConfigError, ModelError
 from worldmodel.models.conditioning import Condition
 from worldmodel.models.generator.base import Context, KVCache, Latents, PerFrame
@@ -61,11 +62,12 @@ class WanProcessor(Processor):
 
 
 class WholeClips:
-    """Attention processor of blocks whose batch may be frames: whole clips for the processor inside.
+    """Attention processor of blocks whose batch may be parts of clips: whole clips for the processor inside.
 
     Blocks modulate a batch, not its tokens, so frames of unlike noise levels pass through them as a batch of
-    frames (`frames_as_batch`). Only attention mixes frames, and it tells their number from its other inputs,
-    so that a block which is recomputed after the pass does it again.
+    frames, or of pieces of them where processes share a clip (`Layout.pieces`). Only attention mixes them,
+    and it tells their number from its other inputs, so that a block which is recomputed after the pass does
+    it again.
     """
 
     def __init__(self, own: Any) -> None:
@@ -93,11 +95,6 @@ def see_whole_clips(transformer: Any) -> None:
     for block in transformer.blocks:
         for attention in (block.attn1, block.attn2):
             attention.set_processor(WholeClips(attention.processor))
-
-
-def frames_as_batch(embed: nn.Module, inputs: Any, x: Float[Tensor, "b d t h w"]) -> Float[Tensor, "_ d n"]:
-    """Return the patches of each frame as a sample of its own: a hook behind the patch embedding."""
-    return rearrange(x, "b d t h w -> (b t) d (h w)")
 
 
 def after(
@@ -130,8 +127,8 @@ def through(transformer: Any, attention: TokenAttention | None) -> Iterator[None
     def divide(embed: nn.Module, inputs: Any, x: Float[Tensor, "b d t h w"]) -> Float[Tensor, "b d n"]:
         return layout.take(x.flatten(2), 2)
 
-    def gather(project: nn.Module, inputs: Any, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b m d"]:
-        return layout.gather(x)
+    def gather(project: nn.Module, inputs: Any, x: Float[Tensor, "_ n d"]) -> Float[Tensor, "b m d"]:
+        return layout.gather(x.reshape(-1, len(layout.own), x.shape[2]))
 
     hooks = [(transformer.rope, mark)]
     if layout.shards is not None:
@@ -428,13 +425,16 @@ class WanGenerator(DiffusersGenerator):
         transformer: Any = network.transformer
         dtype = transformer.dtype
         hooks = []
-        if timestep.dim() == 2 and (attention is None or attention.layout.shards is None):
-            timestep = timestep.flatten()
-            hooks.append((transformer.patch_embedding, frames_as_batch))
-        elif timestep.dim() == 2 and attention is not None:
-            # A process has parts of frames: every token is given the timestep of its frame.
-            cells = x.shape[3] * x.shape[4] // self.cells_per_token
-            timestep = attention.layout.take(timestep.repeat_interleave(cells, dim=1))
+        if timestep.dim() == 2:
+            if attention is not None and attention.layout.shards is not None:
+                frames = attention.layout.pieces(self._cells(x))
+                timestep = timestep[:, to_device(frames, timestep.device)]
+            count, timestep = timestep.shape[1], timestep.flatten()
+
+            def as_batch(embed: nn.Module, inputs: Any, x: Tensor) -> Float[Tensor, "_ d n"]:
+                return rearrange(x.flatten(2), "b d (p n) -> (b p) d n", p=count)
+
+            hooks.append((transformer.patch_embedding, as_batch))
 
         def add(embedded: Float[Tensor, "b d t h w"], tokens: Float[Tensor, "b n d"]) -> Tensor:
             return embedded + tokens.transpose(1, 2).unflatten(2, embedded.shape[2:])
