@@ -1,5 +1,8 @@
 """`worldmodel encode`: compute the latents of a table's clips once, before training on them."""
 
+import re
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from worldmodel.config import SourceConfig
 from worldmodel.config.flow import PACKED
 from worldmodel.errors import InputError
 
+Size = tuple[int, int]
 CONFIG = "flow.yaml"
 """The flow that does it, in the folder of its results."""
 
@@ -27,27 +31,71 @@ def main(argv: list[str]) -> None:
 
     model = model_folder.read_config(model_folder.resolve(args.model))
     root = str(Path(args.root).expanduser().absolute() if args.root else table.parent)
-    columns = dict(map(_column, args.column))
+    columns, out = dict(map(_column, args.column)), Path(args.out).expanduser().absolute()
+    parts = {(): (table, out)}
+    if args.bucket:
+        parts = _parts(table, root, columns.get("video", ""), list(map(_bucket, args.bucket)), out)
     if "video" in columns:
         columns["address"] = columns.pop("video")
-    settings = {"model": args.model, "tasks": args.tasks.split(","), "dtype": args.dtype}
-    settings |= {"texts": args.texts, "max_frames": args.max_frames, "device": args.device or ""}
-    config: dict[str, Any] = {
-        "folder": str(Path(args.out).expanduser().absolute()),
-        "sources": {"table": {"kind": "table", "path": str(table), "root": root, "columns": columns}},
-        "stages": {"fetch": {"settings": {"root": root}}, "encode": {"settings": settings}},
-        # Pixels are only read again by a vision encoder.
-        "pack": [name for name in PACKED if name != "video" or not model.vision.sees_latents],
-    }
-    file = Path(config["folder"]) / CONFIG
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    flow.main(["run", str(file), *args.overrides])
-    _finish(file, args.overrides)
+    for size, (part, folder) in parts.items():
+        settings = {"model": args.model, "tasks": args.tasks.split(","), "dtype": args.dtype}
+        settings |= {"texts": args.texts, "max_frames": args.max_frames, "device": args.device or ""}
+        settings |= {"size": list(size)} if size else {}
+        config: dict[str, Any] = {
+            "folder": str(folder),
+            "sources": {"table": {"kind": "table", "path": str(part), "root": root, "columns": columns}},
+            "stages": {"fetch": {"settings": {"root": root}}, "encode": {"settings": settings}},
+            # Pixels are only read again by a vision encoder.
+            "pack": [name for name in PACKED if name != "video" or not model.vision.sees_latents],
+        }
+        file = folder / CONFIG
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        flow.main(["run", str(file), *args.overrides])
+        if not _finish(file, args.overrides, size):
+            return
 
 
-def _finish(file: Path, overrides: list[str]) -> None:
-    """Say what there is now; once all clips have ended, remove what only the flow needed."""
+def _parts(
+    table: Path, root: str, video: str, buckets: list[Size], out: Path
+) -> dict[tuple[int, ...], tuple[Path, Path]]:
+    """Write the rows of a table into one for each bucket; return these, and the folder of each."""
+    import numpy as np
+
+    from worldmodel.config import DataConfig
+    from worldmodel.data.argument import read_source
+    from worldmodel.data.buckets import nearest
+    from worldmodel.data.facts import BARE, write_rows
+    from worldmodel.data.tables import TableSource, open_table
+
+    if video:
+        source = SourceConfig("clips", str(table), root=root, columns={"video": video})
+    else:
+        (found,) = read_source(str(table)).sources.values()
+        named = {field: column for field, column in found.columns.items() if field == "video"}
+        source = replace(found, root=root, columns=named)
+    with closing(TableSource("table", DataConfig({"table": source}), BARE)) as opened:
+        sizes = opened.frame_sizes()
+        if opened.starts is not None:  # a row is in the bucket of its first clip
+            sizes = sizes[opened.starts[:-1]]
+    # What cannot be read is left out by the flow of the first one, which says why.
+    chosen = np.array(
+        [nearest((height, width), buckets) if height else 0 for height, width in sizes.tolist()]
+    )
+    parts: dict[tuple[int, ...], tuple[Path, Path]] = {}
+    with closing(open_table(table)) as rows:
+        for number, size in enumerate(buckets):
+            folder = out / f"{size[0]}x{size[1]}"
+            if not (chosen == number).any():
+                raise InputError(f"--bucket {folder.name} is nearest to the shape of no clip; leave it out.")
+            folder.mkdir(parents=True, exist_ok=True)
+            write_rows(rows, np.flatnonzero(chosen == number).tolist(), folder / "clips.jsonl")
+            parts[size] = folder / "clips.jsonl", folder
+    return parts
+
+
+def _finish(file: Path, overrides: list[str], size: tuple[int, ...]) -> bool:
+    """Say what there is now, and return whether all clips have ended; then what only the flow needed goes."""
     from worldmodel import config as configs
     from worldmodel.config.flow import FlowConfig
     from worldmodel.flow.buffer import open_buffer
@@ -60,7 +108,7 @@ def _finish(file: Path, overrides: list[str]) -> None:
         status = reader.read()
         if not status.all_listed or any(stage.waiting for stage in status.stages):
             print("stopped; run the same command to go on")
-            return
+            return False
         Pruner(reader.catalog, open_buffer(config.place("buffer"))).remove_ended(0.0, 0.0)
     finally:
         reader.close()
@@ -69,8 +117,18 @@ def _finish(file: Path, overrides: list[str]) -> None:
         print(f"{left_out} clips were left out: worldmodel flow status {file} --stage encode")
     if not status.packed:
         raise InputError(f"None of the {status.listed} clips could be encoded; see the command above.")
-    source = SourceConfig("flow", config.place("log"))
-    print(f"{status.packed} clips; train on data.sources.NAME: {{kind: {source.kind}, path: {source.path}}}")
+    # By weight, each clip comes as often as those of the other buckets.
+    more = f", size: {list(size)}, weight: {status.packed}" if size else ""
+    source = f"{{kind: flow, path: {config.place('log')}{more}}}"
+    print(f"{status.packed} clips; train on data.sources.NAME: {source}")
+    return True
+
+
+def _bucket(text: str) -> Size:
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not found:
+        raise InputError(f"--bucket is {text!r}; use HEIGHTxWIDTH in pixels, for example 48x80.")
+    return int(found[1]), int(found[2])
 
 
 def _column(text: str) -> tuple[str, str]:
@@ -111,6 +169,14 @@ def _parser() -> Parser:
         "--column",
         "column of the table by its content, such as video=path or text=caption; may be repeated",
         metavar="FIELD=COLUMN",
+        repeated=True,
+    )
+    option(
+        parser,
+        "--bucket",
+        "one of data.buckets, as HEIGHTxWIDTH; repeated for each: clips are encoded in the nearest one, into "
+        "a folder of its own",
+        metavar="SIZE",
         repeated=True,
     )
     option(parser, "--tasks", "tasks to train on, with commas between", "rounds", metavar="NAMES")

@@ -161,7 +161,7 @@ class SourceConfig:
     streams: int = 8
     """huggingface: streams into which the files are divided, so that data-parallel processes read different
     ones. As many as those processes is best; the order of samples depends on it, but not on the processes."""
-    size: tuple[int, ...] = ()
+    size: tuple[int, int] | None = None
     """Height and width of the bucket of all its clips, one of `data.buckets`: for sources that do not know
     the sizes of their clips beforehand, and for latents, which `worldmodel encode` computes in one size."""
     precomputed: bool = True

@@ -320,14 +320,13 @@ def write_parts(table: Table, held: list[int], path: Path, force: bool) -> list[
             raise InputError(f"{str(each)!r} exists; pass --force to replace it.")
     rest = sorted(set(range(len(table))) - set(held))
     for each, numbers in zip(paths, (rest, held), strict=True):
-        with atomic_file(each) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(_lines(table, numbers))
+        write_rows(table, numbers, each)
     return paths
 
 
-def _lines(table: Table, numbers: list[int]) -> Iterator[str]:
-    for number in numbers:
-        try:
-            yield json.dumps(dict(table.row(number)), default=str) + "\n"
-        except InputError:  # a damaged row
-            continue
+def write_rows(table: Table, numbers: Iterable[int], path: Path) -> None:
+    """Write some rows of a table into another one, as jsonl; damaged ones are left out."""
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for number in numbers:
+            with suppress(InputError):
+                file.write(json.dumps(dict(table.row(number)), default=str) + "\n")

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,57 @@ def test_training_reads_the_latents_of_a_table(
     assert (finetune.train(replace(config, stages={"state": stage})) / "config.json").is_file()
 
 
+def test_clips_of_several_sizes_are_encoded_in_their_buckets(
+    table: Path, model_folder: Path, tmp_path: Path, make_model: Callable[..., WorldModel],
+    run_config: TrainConfig, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Steps on the latents of two buckets are those that encode the clips themselves."""
+    out, names = tmp_path / "latents", [f"{height}x{width}" for height, width in bucketed.BUCKETS]
+    options = [word for name in names for word in ("--bucket", name)]
+    assert encode(table, model_folder, out, "--dtype", "float32", *options) == 0
+    printed = capsys.readouterr().out
+    sources = {}
+    for name, size in zip(names, bucketed.BUCKETS, strict=True):
+        log = str(out / name / "log")
+        assert f"{{kind: flow, path: {log}, size: {list(size)}, weight: 3}}" in printed
+        sources[name] = SourceConfig("flow", log, size=size, weight=3)
+    config = WorldModel.from_pretrained(model_folder).config
+    stage = StageConfig(steps=8, batch_size=3, rounds=3, tasks={"rounds": 1.0})
+
+    def latents(data: DataConfig) -> dict[str, np.ndarray]:
+        found = {}
+        with loader.batches(data, config, stage, 5) as stream:
+            for batch in (batch for step in stream for batch in step):
+                for episode in batch.episodes:
+                    text, encoded = episode.actions[0].text, episode.encoded
+                    assert text is not None
+                    if encoded is not None:
+                        found[text] = encoded.target
+                        assert batch.image_size is not None
+                        assert found[text].shape[-2:] == tuple(side // 8 for side in batch.image_size)
+                        continue
+                    first, *clips = (to_tensor([clip]) for clip in episode.observations)
+                    model = make_model(image_size=batch.image_size)
+                    model.codec.load_state_dict(codec.state_dict())
+                    found[text] = RoundEncoder.of(model).rounds(first, clips)[1][0].numpy()
+        return found
+
+    codec = WorldModel.from_pretrained(model_folder).codec
+    stored = latents(DataConfig(sources, buckets=list(bucketed.BUCKETS)))
+    columns = {"video": "path", "text": "caption"}
+    videos = {"mine": SourceConfig("clips", str(table), columns=columns)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "MIN_CLIPS", 10_000)
+        expected = latents(DataConfig(videos, buckets=list(bucketed.BUCKETS)))
+    assert {*stored} == {f"clip {number}" for number in range(6)}
+    for text in {*stored} & {*expected}:
+        np.testing.assert_allclose(stored[text], expected[text], atol=1e-5)
+    data = DataConfig(sources, buckets=list(bucketed.BUCKETS))
+    run = replace(run_config, model=make_model(image_size=64).config, data=data)
+    state = replace(run.stages["state"], tasks={"rounds": 1.0}, steps=3)
+    assert (finetune.train(replace(run, stages={"state": state})) / "config.json").is_file()
+
+
 def test_an_interrupted_command_goes_on(
     table: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +165,8 @@ def test_an_interrupted_command_goes_on(
         ({"--model": "no-such-model"}, "no-such-model"),
         ({"--column": "caption"}, "FIELD=COLUMN"),
         ({"--dtype": "int8"}, "int8"),
+        ({"--bucket": "64"}, "HEIGHTxWIDTH"),
+        ({"--bucket": "60x64"}, "60"),
     ],
 )
 def test_wrong_arguments_are_a_sentence(

@@ -38,6 +38,7 @@ class Encode:
         dtype: bfloat16, float16 or float32, of latents and text states.
         columns: as `data.sources.NAME.columns` of the training.
         max_frames: longest clip that is encoded, in frames of the model; the rest of longer ones is left out.
+        size: height and width of the frames, one of `data.buckets` of the training; by default the model's.
         device: where the model runs; empty takes a GPU if there is one.
 
     Raises:
@@ -54,11 +55,12 @@ class Encode:
         dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
         columns: Mapping[str, str] | None = None,
         max_frames: int = 1000,
+        size: Sequence[int] = (),
         device: str = "",
     ) -> None:
         from worldmodel.flow.stages.encoder import Encoder  # imports torch, which other workers need not
 
-        self.run = Encoder(model, tasks, texts, dtype, columns, max_frames, device)
+        self.run = Encoder(model, tasks, texts, dtype, columns, max_frames, size, device)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return result_of(batch, OUTPUTS, self.run(batch))

@@ -29,7 +29,7 @@ class Encoder:
 
     def __init__(
         self, model: str, tasks: Sequence[str], texts: bool, dtype: str,
-        columns: Mapping[str, str] | None, max_frames: int, device: str,
+        columns: Mapping[str, str] | None, max_frames: int, size: Sequence[int], device: str,
     ) -> None:  # fmt: skip
         if strange := sorted(set(tasks) - set(TASKS)):
             raise ConfigError(f"tasks of the stage encode has {strange[0]!r}; use {', '.join(TASKS)}.")
@@ -38,6 +38,13 @@ class Encoder:
         self.texts = texts
         loaded = load_parts(model, device, self._parts)
         self.generator, self.config, self.device = loaded.generator, loaded.config, loaded.device
+        if size:
+            try:
+                self.config = self.config.sized((size[0], size[-1]))
+            except ConfigError as error:
+                raise ConfigError(
+                    f"size of the stage encode is {list(size)}, which the model cannot have: {error}"
+                ) from None
         self.tasks, self.dtype = tuple(tasks), DTYPES[dtype]
         self.encoder = RoundEncoder.of_codec(loaded.codec, self.config)
         self.reader = ClipReader("encode", SourceConfig(columns=dict(columns or {})), self.config)
