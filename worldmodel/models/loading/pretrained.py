@@ -140,6 +140,8 @@ def load_model(
                 "config": config,
                 "state_dict": open_slices(folder, renaming)[0],
             }
+        else:
+            open_slices(folder, {"": ""})  # for the check of the files
         if deferred.enabled():
             source["device_map"] = {"": "meta"}
         model, report = model_class.from_pretrained(
@@ -205,6 +207,7 @@ def open_slices(
 
     Raises:
         OSError: there are none.
+        ModelError: a tensor is in two files.
     """
     files = sorted(folder.glob("*.safetensors"))
     if (folder / f"{stem}.safetensors").exists():
@@ -220,8 +223,15 @@ def open_slices(
         for name in opened.keys():  # noqa: SIM118 -- not a mapping
             prefix = next((prefix for prefix in renaming if name.startswith(prefix)), "")
             replacement = renaming.get(prefix)
-            if replacement is not None:
-                found[replacement + name.removeprefix(prefix)] = opened.get_slice(name)
+            if replacement is None:
+                continue
+            key = replacement + name.removeprefix(prefix)
+            if key in found:  # of which the last one read would be taken, here and by transformers
+                raise ModelError(
+                    f"The weight {name!r} is in {file.name!r} and in another file of {str(folder)!r}; "
+                    "download them again, into an empty folder."
+                )
+            found[key] = opened.get_slice(name)
         used += [file] if len(found) > before else []
     if not found:
         raise OSError("it has no safetensors with these weights")
