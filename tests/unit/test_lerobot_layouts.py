@@ -278,3 +278,71 @@ def test_rewards_that_are_no_numbers_harm_only_models_of_rewards(dataset: Path, 
     check_whole(opened(path))
     with pytest.raises(InputError, match="reward that is not a finite number"):
         opened(path, outcomes=True).at(0).episode("rounds", 0, 0, 1)
+
+
+def test_cameras_of_an_episode_begin_at_other_times_of_their_files(dataset: Path, tmp_path: Path) -> None:
+    """The wrist of each episode is in a file of its own, the front in one for all."""
+    folder = shutil.copytree(dataset, tmp_path / "set")
+    index, key = next((folder / "meta/episodes").rglob("*.parquet")), "videos/observation.images.wrist"
+    rows = parquet.read_table(index).to_pylist()
+    for number, row in enumerate(rows):
+        length, before = LENGTHS[number] + 1, 4 * number
+        values = np.array([0] * before + [255 - grey(number, frame) for frame in range(length)], np.uint8)
+        frames = np.broadcast_to(values[:, None, None, None], (len(values), SIDE, SIDE, 3)).copy()
+        video = folder / f"videos/observation.images.wrist/chunk-000/file-{10 + number:03d}.mp4"
+        media.write_video(frames, video, FPS, scale=1)
+        row |= {f"{key}/file_index": 10 + number, f"{key}/from_timestamp": before / FPS}
+        row[f"{key}/to_timestamp"] = (before + length) / FPS
+    parquet.write_table(pa.Table.from_pylist(rows), index)
+    check_whole(opened(folder, {"video": "front"}))
+    wrist = opened(folder, {"video": "wrist"})
+    for episode, length in enumerate(LENGTHS):
+        found = wrist.at(episode).episode("rounds", 0, episode, 999)
+        seen = np.array([clip[-1].mean() for clip in found.observations])
+        assert np.abs(seen - [255 - grey(episode, frame) for frame in range(length + 1)]).max() < 2
+
+
+def merged(dataset: Path, folder: Path, edit: Callable[[list[dict[str, Any]]], None]) -> Path:
+    """Copy a dataset and change its index of episodes as a merge of datasets might."""
+    shutil.copytree(dataset, folder)
+    index = next((folder / "meta/episodes").rglob("*.parquet"))
+    rows = parquet.read_table(index).to_pylist()
+    edit(rows)
+    info = json.loads((folder / "meta/info.json").read_text()) | {"total_episodes": len(rows)}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    parquet.write_table(pa.Table.from_pylist(rows), index)
+    return folder
+
+
+def test_an_episode_that_is_indexed_twice_is_refused(dataset: Path, tmp_path: Path) -> None:
+    folder = merged(dataset, tmp_path / "set", lambda rows: rows.append(dict(rows[1])))
+    with pytest.raises(ConfigError, match="episode 1 is in meta/episodes twice"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("column", ["length", "dataset_from_index", "{video}/from_timestamp"])
+def test_an_episode_without_its_place_is_a_bad_one(dataset: Path, tmp_path: Path, column: str) -> None:
+    """NaN, which tables have where a merge did not find a value."""
+    name = column.format(video="videos/observation.images.front")
+
+    def lose(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row[name] = float("nan") if row["episode_index"] == 1 else float(row[name])
+
+    source = opened(merged(dataset, tmp_path / "set", lose))
+    with pytest.raises(InputError, match=r"episode 1: .*meta/episodes"):
+        source.at(1).episode("rounds", 0, 1, 1)
+    for episode in (0, 2):
+        assert len(source.at(episode).episode("rounds", 0, episode, 999).actions) == LENGTHS[episode]
+
+
+def test_empty_row_groups_and_unknown_statistics_change_nothing(dataset: Path, tmp_path: Path) -> None:
+    """As after rows were deleted, and where a number never changes."""
+    folder = shutil.copytree(dataset, tmp_path / "set")
+    data = next((folder / "data").rglob("*.parquet"))
+    table = parquet.read_table(data)
+    with parquet.ParquetWriter(data, table.schema) as writer:
+        for part in (table.slice(0, 0), table.slice(0, 5), table.slice(0, 0), table.slice(5)):
+            writer.write_table(part)
+    (folder / "meta/stats.json").write_text('{"action": {"std": [0.0, NaN], "max": [-1e9, 1e9]}}')
+    check_whole(opened(folder))

@@ -216,6 +216,8 @@ class LeRobotDataset:
         Raises:
             InputError: the episode has one frame, other actions than frames, or damaged data.
         """
+        if episode.broken:
+            raise InputError(episode.broken)
         try:
             actions, texts, owners, outcomes = self.actions(episode.data_path)
         # A missing or damaged parquet file raises many types.

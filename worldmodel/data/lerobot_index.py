@@ -4,9 +4,11 @@ A dataset may state another version than that of its files, as some do after a c
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ class LeRobotEpisode:
     num_rows: int
     footage: tuple[Footage, ...]
     """Of each camera that is read."""
+    broken: str = ""
+    """Why it cannot be read."""
 
 
 class Files:
@@ -87,24 +91,33 @@ def read_episodes(files: Files, info: Mapping[str, Any], cameras: Sequence[str])
     Raises:
         OSError: an index file is missing.
         KeyError: a column of it is.
-        ValueError: it names a file outside of the dataset.
+        ValueError: it names a file outside of the dataset, or an episode twice.
     """
     newer = "{file_index" in str(info["data_path"])
     rows = _rows_of_files(files, info, cameras) if newer else files.lines("meta/episodes.jsonl")
     # `info.json` is written last: rows beyond its total are of a recording that was interrupted.
     rows = sorted(rows, key=lambda row: row["episode_index"])[: int(info["total_episodes"])]
+    owners = [int(row["episode_index"]) for row in rows]
+    twice = next((one for one, two in pairwise(owners) if one == two), None)
+    if twice is not None:
+        raise ValueError(f"episode {twice} is in meta/episodes twice")
     videos, size = _videos(info, cameras), int(info.get("chunks_size") or 1000)
     first: dict[str, int] = {}
     episodes = []
     for row in rows:
-        number, length = int(row["episode_index"]), int(row["length"])
+        number, stated = int(row["episode_index"]), row.values() if newer else [row["length"]]
+        if not all(isinstance(each, int | float) and math.isfinite(each) for each in stated):
+            broken = "meta/episodes does not say where it is (NaN or null); merge or convert it again"
+            episodes.append(LeRobotEpisode(number, "", 0, 0, (), broken))
+            continue
+        length = int(row["length"])
         if newer:  # a file holds several episodes (version 3.0)
             places = {name: row[f"data/{name}"] for name in ("chunk_index", "file_index")}
         else:
             places = {"episode_index": number, "episode_chunk": number // size}
         data = _place(info["data_path"], places)
         # Rows of an episode are counted over the dataset: the first episode of a file gives the offset.
-        start = row["dataset_from_index"] if newer else 0
+        start = int(row["dataset_from_index"]) if newer else 0
         first_row = start - first.setdefault(data, start)
         footage = []
         for camera in cameras:
