@@ -287,3 +287,19 @@ def test_storage_failure_leaves_no_partial_files(model: WorldModel, tmp_path: Pa
             time.sleep(0.5)
         assert api.get(f"/v1/videos/{video['id']}/content").status_code == 200
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".writing-")]
+
+
+def test_a_reference_may_come_in_chunks_and_without_a_type(api: LocalClient, png: bytes) -> None:
+    """A form whose file has neither content type nor length, of a request without length."""
+    parts = [
+        b'--frontier\r\ncontent-disposition: form-data; name="prompt"\r\n\r\nthe red ball moves left\r\n',
+        b'--frontier\r\ncontent-disposition: form-data; name="input_reference"; filename="a.png"\r\n\r\n',
+        png,
+        b"\r\n--frontier--\r\n",
+    ]
+    headers = {"content-type": "multipart/form-data; boundary=frontier"}
+    response = api.post("/v1/videos", content=iter(parts), headers=headers)
+    assert response.status_code == 200, response.text
+    video = response.json()
+    assert len(decoded(film_of(api, video))) == video["num_frames"]
+    assert "/" not in video["model"], "no path of the host"

@@ -274,3 +274,42 @@ def test_hdr_images_are_named() -> None:
 def test_suffixes_are_those_of_formats_that_are_read() -> None:
     assert {Path(name).suffix for name in CASES} <= {*VIDEO_SUFFIXES}
     assert not {*VIDEO_SUFFIXES} & {*IMAGE_SUFFIXES}
+
+
+class Pipe(io.RawIOBase):
+    """A file that is only written forwards, so that a muxer cannot come back to store an index."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> int:
+        return self.file.write(data)
+
+
+@pytest.mark.parametrize("format", ["matroska", "mpegts"])
+def test_a_time_in_a_file_without_an_index_is_found(tmp_path: Path, format: str) -> None:
+    """Screen recorders that were ended leave such files: no cues, and no duration."""
+    path, grey = tmp_path / "film", np.arange(200, dtype=np.uint8) + 20
+    pipe: Any = Pipe(path)
+    with av.open(pipe, "w", format=format) as file:
+        stream: Any = file.add_stream("libx264", 10, {"g": "25"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for value in grey:
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), value, np.uint8))
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    pipe.file.close()
+    for start in (13.7, 0.0, 19.5, 2.4):
+        with media.open_video(str(path)) as video:
+            found = video.read(32, 10, 3, start)
+        shown = grey[round(start * 10) :][:3]
+        assert np.abs(found.mean(axis=(1, 2, 3)) - shown).max() < 2, start
+    assert media.frame_size(str(path)) == (48, 64)
+    shared = media.shared_video(str(path)).read(32, [13.72, 13.82, 13.92])
+    assert np.abs(shared.mean(axis=(1, 2, 3)) - grey[137:140]).max() < 2

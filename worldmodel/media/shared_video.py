@@ -37,7 +37,7 @@ class SharedVideo:
         self.lock = threading.Lock()
         try:
             self.file = open_path(path)
-            beginning = self.file.read(64)
+            beginning = self.file.read(sniff.BEGINNING)
             kind = sniff.detect_format(beginning)
             self.file.seek(0)
         except OSError as error:

@@ -35,6 +35,8 @@ BMP_HEADERS = {12, 40, 52, 56, 108, 124}
 """Sizes of the header after that of the file."""
 PACKET, SYNC = 188, 0x47
 """Bytes of a packet of MPEG-TS, and the first of each."""
+BEGINNING = 4096
+"""Bytes after which a format can be told."""
 MAX_BOXES = 100_000
 MATROSKA_HEADER, MATROSKA_SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 

@@ -24,8 +24,6 @@ from worldmodel.media import sniff
 
 ORDER = 7
 """Purpose of the random numbers that order the segments of an epoch."""
-SNIFFED = 4096
-"""Bytes of the first clip after which its format is judged."""
 
 
 class FlowSource:
@@ -96,7 +94,7 @@ class FlowSource:
         reader = next(iter(self.reader.readers.values()))
         if "video" in first.parts:
             offset, size = first.parts["video"]
-            beginning = Part(first.file, offset, min(size, SNIFFED)).read()
+            beginning = Part(first.file, offset, min(size, sniff.BEGINNING)).read()
             self.still = sniff.detect_format(beginning) in ("png", "jpeg", "webp")
         if self.still and not reader.still_tasks:
             raise ConfigError(
