@@ -1,5 +1,6 @@
 """Backbones from folders and commits, and the language models inside vision-language models."""
 
+import copy
 import dataclasses
 import json
 import socket
@@ -139,6 +140,33 @@ def test_logits_equal_the_original_model(
         theirs = plain(input_ids=ids).logits
         ours = backbone.logits(backbone(backbone.embed(ids)))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("without", [(), ("pad_token",), ("pad_token", "bos_token")])
+def test_texts_in_a_batch_have_the_states_of_each_alone(
+    tokenizer: PreTrainedTokenizerBase, without: tuple[str, ...], side: str
+) -> None:
+    """Whatever the tokenizer calls padding, if anything, and on which side it would put it."""
+    other = copy.deepcopy(tokenizer)
+    other.padding_side = side
+    for name in without:
+        setattr(other, name, None)
+    torch.manual_seed(0)
+    backbone = Backbone.from_config(config_of(), other).eval()
+    texts = [torch.tensor([4, 8, 15]), torch.tensor([16, 23, 42, 4, 8, 15, 16]), torch.tensor([9])]
+    together = backbone.text_states(texts, 10)
+    for text, states in zip(texts, together, strict=True):
+        (alone,) = backbone.text_states([text], 10)
+        torch.testing.assert_close(states, alone)
+        assert states[: len(text) + 1].any(dim=1).all() and not states[len(text) + 1 :].any()
+
+
+def test_a_tokenizer_without_an_end_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = None
+    with pytest.raises(ModelError, match="eos_token"):
+        Backbone.from_config(config_of(), other)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "olmo3", "mistral"])

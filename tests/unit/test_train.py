@@ -358,6 +358,36 @@ def test_merging_lora_keeps_outputs(make_model: Callable[..., WorldModel]) -> No
     assert model.state_dict().keys() == make_model().state_dict().keys()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
+def test_merged_lora_comes_back_with_tied_embeddings(
+    make_model: Callable[..., WorldModel], tmp_path: Path, family: str, tied: bool
+) -> None:
+    """States and words of the stored model are those before; the embedding is not merged twice."""
+    shared = make_model().config.backbone
+    architecture = {**shared.architecture, "model_type": family, "tie_word_embeddings": tied}
+    if family == "qwen2":
+        architecture.pop("head_dim")
+    model = make_model(backbone=dataclasses.replace(shared, architecture=architecture))
+    lora.add(model, {"backbone": TrainedConfig(lora_rank=3)})
+    for each, parameter in model.named_parameters():
+        if "lora_B" in each:
+            torch.nn.init.normal_(parameter, std=0.1)
+    ids = torch.tensor([[5, 9, 2, 40, 7]])
+
+    def answers(model: WorldModel) -> tuple[torch.Tensor, torch.Tensor]:
+        states = model.backbone(model.backbone.embed(ids))
+        return states, model.backbone.logits(states)
+
+    expected = answers(model)
+    assert not torch.allclose(expected[0], answers(make_model(backbone=model.config.backbone))[0], atol=1e-3)
+    lora.merge(model)
+    model.save_pretrained(tmp_path / "model", dtype=torch.float32)
+    found = answers(WorldModel.from_pretrained(tmp_path / "model").eval())
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+
+
 def test_a_finished_run_is_not_trained_again(
     run_config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,10 +41,18 @@ class Backbone(nn.Module):
 
     Its input is one plain causal sequence of embeddings, so any engine that serves such models and caches
     their keys and values can replace it.
+
+    Raises:
+        ModelError: the tokenizer has no token for the end of a text.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
+        if tokenizer.eos_token_id is None:
+            raise ModelError(
+                f"The tokenizer of {tokenizer.name_or_path or 'the backbone'!r} has no eos_token, which ends "
+                "texts; name one of its tokens in tokenizer_config.json."
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.sequence = SequenceGroup()
