@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,44 @@ def test_images_of_a_minari_dataset_become_frames(
         assert outcomes[:, 1].tolist() == episode.terminations
         shown = frames_of(out, number).astype(int)
         np.testing.assert_allclose(shown, episode.observations["top"].astype(int), atol=3)
+
+
+@pytest.mark.parametrize("jpeg", [False, True], ids=["arrays", "jpeg"])
+def test_an_observation_fewer_and_images_as_files_are_converted(
+    pictures: tuple[Path, list[EpisodeBuffer]], tmp_path: Path, jpeg: bool
+) -> None:
+    """Of a last action without an observation after it nothing can be learned; the others are kept."""
+    _, whole = pictures
+    cut = [
+        replace(each, observations={"top": each.observations["top"][: len(each.rewards)]}) for each in whole
+    ]
+    observed = spaces.Dict({"top": spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)})
+    folder, out = tmp_path / "mine", tmp_path / "out"
+    storage(folder, observed, spaces.Discrete(3), jpeg_encoding=jpeg).update_episodes(cut)
+    argv = ["convert", f"minari:{folder}", "--out", str(out), "--fps", "5", "--camera", "observation.top"]
+    assert main(argv) == 0
+    dataset = LeRobotDataset(str(out))
+    for number, episode in enumerate(whole):
+        numbers, _, outcomes = dataset.steps(dataset.episodes[number])
+        assert numbers.argmax(1).tolist() == list(episode.actions)[:-1]
+        assert outcomes[:, 1].tolist() == episode.terminations[:-1]
+        shown = frames_of(out, number).astype(int)
+        np.testing.assert_allclose(shown, episode.observations["top"][:-1].astype(int), atol=4)
+
+
+def test_an_episode_without_a_step_is_named(
+    pictures: tuple[Path, list[EpisodeBuffer]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, (first, _) = pictures
+    observed = spaces.Dict({"top": spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)})
+    short = replace(
+        first, observations={"top": first.observations["top"][:1]}, actions=first.actions[:1],
+        rewards=[0.0], terminations=[True], truncations=[False],
+    )  # fmt: skip
+    storage(tmp_path / "mine", observed, spaces.Discrete(3), jpeg_encoding=False).update_episodes([short])
+    argv = ["convert", f"minari:{tmp_path / 'mine'}", "--out", str(tmp_path / "out"), "--fps", "5"]
+    assert main([*argv, "--camera", "observation.top"]) == 2
+    assert "episode 0" in capsys.readouterr().err
 
 
 CART = "CartPole-v1"

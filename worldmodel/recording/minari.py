@@ -67,9 +67,17 @@ class MinariEpisodes:
 
     def episode(self, index: int) -> RecordedEpisode:
         found = self.dataset[index]
-        steps, actions = len(found), [_at(found.actions, step) for step in range(len(found))]
+        # Some have as many observations as actions: what the last action did is not known.
+        steps = min(len(found), _length(found.observations) - 1)
+        if steps < 1:
+            raise InputError(
+                f"{self.settings.path!r} has fewer than two observations in episode {index}; write the "
+                "dataset anew without it (MinariDataset.filter_episodes)."
+            )
+        actions = [_at(found.actions, step) for step in range(steps)]
         observations = [_at(found.observations, step) for step in range(steps + 1)]
-        if not np.isfinite(found.rewards).all():
+        rewards, ended = np.asarray(found.rewards, np.float32)[:steps], bool(found.terminations[steps - 1])
+        if not np.isfinite(rewards).all():
             raise InputError(f"{self.settings.path!r} has a reward in episode {index} that is not a number.")
         if self.played is not None:
             return self.played.replay(self._seed(index), actions, observations)
@@ -80,9 +88,9 @@ class MinariEpisodes:
             {name: np.stack([frame[name] for frame in frames]) for name in frames[0]},
             tuple(Action.of_numbers(self.mapping.specs, row) for row in numbers),
             numbers,
-            np.asarray(found.rewards, np.float32),
-            bool(found.terminations[-1]),
-            not found.terminations[-1],
+            rewards,
+            ended,
+            not ended,
             text=str(text),
             infos=({},) * (steps + 1),
         )
@@ -121,6 +129,13 @@ def _open(path: str) -> Any:
             f"{path!r} cannot be read as a Minari dataset ({reason}); pass a folder, or the name of one that "
             "`minari download` fetched."
         ) from None
+
+
+def _length(values: Any) -> int:
+    """Return the number of entries; of spaces of several parts, of the shortest."""
+    if isinstance(values, Mapping):
+        return min(map(_length, values.values()))
+    return min(map(_length, values)) if isinstance(values, tuple) else len(values)
 
 
 def _at(values: Any, step: int) -> Any:
