@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
     """Encode the clips that are left, by a flow of which this is the only stage with a model."""
     args = _parser().parse_intermixed_args(argv)  # settings may follow options
     table = Path(args.table).expanduser().absolute()
-    if not table.is_file():
+    if not table.exists():
         raise InputError(f"There is no table {args.table!r}; check the path.")
     check_model(args.model)
     import yaml
@@ -30,8 +30,11 @@ def main(argv: list[str]) -> None:
     from worldmodel.models.loading import model_folder
 
     model = model_folder.read_config(model_folder.resolve(args.model))
-    root = str(Path(args.root).expanduser().absolute() if args.root else table.parent)
     columns, out = dict(map(_column, args.column)), Path(args.out).expanduser().absolute()
+    folder = table if table.is_dir() else table.parent
+    root = str(Path(args.root).expanduser().absolute() if args.root else folder)
+    if table.is_dir():
+        table = _table_of(table, out)
     parts = {(): (table, out)}
     if args.bucket:
         parts = _parts(table, root, columns.get("video", ""), list(map(_bucket, args.bucket)), out)
@@ -54,6 +57,26 @@ def main(argv: list[str]) -> None:
         flow.main(["run", str(file), *args.overrides])
         if not _finish(file, args.overrides, size):
             return
+
+
+def _table_of(folder: Path, out: Path) -> Path:
+    """Return the table in a folder, or one of its videos, which is written."""
+    from worldmodel.data.argument import read_source
+    from worldmodel.data.facts import write_rows
+    from worldmodel.data.tables import open_table
+
+    (source,) = read_source(str(folder)).sources.values()
+    if source.kind != "clips":
+        raise InputError(
+            f"{str(folder)!r} is of kind {source.kind}; pass a table of videos, or their folder."
+        )
+    if (table := Path(source.path)).is_file():
+        return table
+    table = out / "clips.jsonl"
+    out.mkdir(parents=True, exist_ok=True)
+    with closing(open_table(folder)) as rows:
+        write_rows(rows, range(len(rows)), table)
+    return table
 
 
 def _parts(
@@ -149,7 +172,9 @@ def _parser() -> Parser:
         "  worldmodel encode clips.jsonl --model shapes-tiny --out latents --column text=caption \\\n"
         "    --tasks rounds,describe stages.encode.workers=2",
     )
-    parser.add_argument("table", metavar="TABLE", help="a csv, jsonl or parquet table of videos")
+    parser.add_argument(
+        "table", metavar="TABLE", help="a csv, jsonl or parquet table of videos, or their folder"
+    )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings of the flow, for example segment_size=256"
     )

@@ -12,6 +12,7 @@ import bucketed
 import numpy as np
 import pytest
 from clip_tables import write_table
+from PIL import Image
 
 from worldmodel.cli import main
 from worldmodel.config import DataConfig, SourceConfig, StageConfig, TrainConfig
@@ -81,6 +82,31 @@ def test_training_reads_the_latents_of_a_table(
     )
     stage = replace(config.stages["state"], tasks={"rounds": 1.0}, steps=2)
     assert (finetune.train(replace(config, stages={"state": stage})) / "config.json").is_file()
+
+
+def test_a_folder_of_videos_needs_no_table(
+    table: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.unlink()
+    for number in range(6):
+        (table.parent / f"{number}.txt").write_text(f"clip {number}")
+    (table.parent / "run").mkdir()
+    for number in range(9):
+        Image.new("RGB", (64, 64)).save(table.parent / "run" / f"{number}.png")
+    out = tmp_path / "latents"
+    argv = ["encode", str(table.parent), "--model", str(model_folder), "--out", str(out), *THREADS]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "6 clips; train" in printed
+    assert "2 clips were left out" in printed, "what is no video, and the images"
+    assert main(argv) == 0
+    assert "6 clips; train" in capsys.readouterr().out
+    config = WorldModel.from_pretrained(model_folder).config
+    stage = StageConfig(steps=4, batch_size=3, rounds=2, tasks={"rounds": 1.0})
+    data = DataConfig({"mine": SourceConfig("flow", str(out / "log"))})
+    with loader.batches(data, config, stage, 5) as stream:
+        texts = {each.actions[0].text for step in stream for batch in step for each in batch.episodes}
+    assert texts == {f"clip {number}" for number in range(6)}
 
 
 def test_clips_of_several_sizes_are_encoded_in_their_buckets(
