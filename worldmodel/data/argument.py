@@ -47,6 +47,10 @@ def read_source(argument: str) -> DataConfig:
     if reason := unread_format(path):
         raise InputError(f"{argument!r} is not a data source: {reason}.")
     if path.is_dir():
+        if inner := next(path.glob("*/meta/info.json"), None):  # its videos alone would be without actions
+            raise InputError(
+                f"{argument!r} is a folder of LeRobot datasets; pass one, such as {str(inner.parents[1])!r}."
+            )
         for end in SHARDS:
             if any(path.glob(f"*{end}")):
                 return DataConfig({"webdataset": SourceConfig("webdataset", str(path / f"*{end}"))})
