@@ -19,7 +19,7 @@ FOLDERS = sorted(
 
 
 def test_the_models_of_both_packages_are_found() -> None:
-    assert {path.name for path in FOLDERS} - {"codec-games"} == set(location.shipped_models())
+    assert {path.name for path in FOLDERS} - {"codec-games", "codec-shapes"} == set(location.shipped_models())
     assert set(location.WORLDS) == {path.name for path in FOLDERS if path.parent.parent.name == "pretrained"}
 
 

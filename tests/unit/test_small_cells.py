@@ -1,19 +1,24 @@
 """Latent cells of four pixels: the codec, the labels of the shapes world, and a whole model."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import tiny_config
 from transformers import PreTrainedTokenizerBase
 
 from worldmodel import shapes
-from worldmodel.config import CodecConfig, WorldModelConfig
+from worldmodel.config import CodecConfig, WorldModelConfig, build
 from worldmodel.data.loader import Batch
 from worldmodel.errors import ConfigError
+from worldmodel.media.tensors import to_frames, to_tensor
 from worldmodel.models.codec.autoencoder import Codec
+from worldmodel.models.loading.location import resolve
 from worldmodel.models.world_model import WorldModel
+from worldmodel.shapes.controls import sample_controls_rollout
 from worldmodel.shapes.scene import half_side_of
 from worldmodel.shapes.source import LABEL_WORDS, ShapesSource
 from worldmodel.train.objectives.alignment import AlignmentObjective
@@ -105,3 +110,18 @@ def test_a_model_with_small_cells_plays_and_is_aligned(tokenizer: PreTrainedToke
 def test_other_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match="4 or 8"):
         CodecConfig(image_size=64, spatial_factor=16)
+
+
+def test_the_shipped_codec_keeps_what_is_judged() -> None:
+    values = json.loads((resolve("codec-shapes") / "config.json").read_text())
+    codec = Codec(build(WorldModelConfig, values["model"]).codec)
+    codec.load_state_dict(load_file(resolve("codec-shapes") / "codec" / "model.safetensors"))
+    right = 0
+    for kind in ("drag", "pan", "zoom", "words"):
+        for index in range(6):
+            clip = sample_controls_rollout(SEED, index, 1, kind)[0].clip
+            frames = to_tensor([clip.frames], torch.device("cpu"))
+            with torch.no_grad():
+                last = to_frames(codec.decode(codec.encode(frames))[0])[-1]
+            right += shapes.judge(last, clip.after).strict
+    assert right >= 22

@@ -110,7 +110,7 @@ def test_a_preset_by_its_commands(
 ) -> None:
     if name == "shapes_smol":
         pytest.skip("its base model is in the user's cache, which the gate empties")
-    if name.startswith("shapes_") and request.config.getoption("only_changed"):
+    if name.startswith("shapes") and request.config.getoption("only_changed"):
         pytest.skip("make test-all runs the many stages of the shapes worlds")
     given = trainings(name)[number]
     assert given[0] == name
