@@ -299,7 +299,7 @@ def test_inverse_pairs() -> None:
 @pytest.mark.parametrize(
     ("split", "said"),
     [
-        ("other frames", "2 frames of 16 x 32 pixels.*2 frames of 32 x 32"),
+        ("other frames", "2 frames of 32 x 16 pixels.*2 frames of 32 x 32"),
         ("other keys", "no key 'up'"),
     ],
 )
