@@ -436,7 +436,11 @@ def test_the_play_page_undoes_round_by_round(
 
         def shows(round_: int, frame: int) -> None:
             page.locator(f"#round:text-is('{round_}')").wait_for()
-            page.wait_for_function(f"Number(document.querySelector('#screen').dataset.frame) >= {frame}")
+            # Asked from here: the page's policy lets no script of others wait in it.
+            until = time.monotonic() + PATIENCE_MS / 1000
+            while not page.evaluate("Number(document.querySelector('#screen').dataset.frame)") >= frame:
+                assert time.monotonic() < until, f"no frame {frame}"
+                page.wait_for_timeout(50)
 
         shows(0, 0)
         for round_ in (1, 2):
