@@ -73,7 +73,7 @@ def language_of(name: str) -> tuple[Any, Any]:
         num_key_value_heads=2,
         vocab_size=11,
     )
-    tokenizer: Any = None
+    tokenizer: Any = SimpleNamespace(eos_token_id=0)  # nothing is tokenized
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
     backbone: Any = Backbone(model, tokenizer)
     in_fp64(backbone)
