@@ -20,7 +20,7 @@ from worldmodel.config import ActionConfig, CodecConfig, DataConfig, SourceConfi
 from worldmodel.data.sources import Source, open_source
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.eval.runner import ModelSubject
-from worldmodel.models.action import ActionAdapter
+from worldmodel.models.action import WAVE_OCTAVES, ActionAdapter, with_waves
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout.action_list import parse_action
 
@@ -339,19 +339,50 @@ def test_a_mouse_that_drags_begins_at_a_place() -> None:
         ActionConfig(mouse="hover")
 
 
-def test_near_places_have_different_tokens_and_drags_begin_with_the_weights_of_motions() -> None:
+@pytest.mark.parametrize(
+    ("takes", "kind", "zero", "near", "far"),
+    [
+        ({"mouse": "drag"}, "mouse", (0.5, 0.5, 0.0, 0.0), (0.5 + 1 / 64, 0.5, 0.0, 0.0), (0.75, 0.5, 0, 0)),
+        ({"mouse": "drag"}, "mouse", (0.5, 0.5, 0.0, 0.0), (0.5, 0.5, 0.0, 1 / 64), (0.5, 0.5, 0, 0.25)),
+        ({"vector": {"low": [-24], "high": [24]}}, "vector", (0.0,), (1.0,), (16.0,)),
+        ({"camera": True}, "camera", Pose(), Pose((1 / 64, 0, 0)), Pose((0.25, 0, 0))),
+    ],
+    ids=["place", "way", "vector", "camera"],
+)
+def test_near_numbers_have_different_tokens(
+    takes: dict[str, Any], kind: str, zero: Any, near: Any, far: Any
+) -> None:
+    torch.manual_seed(0)
+    adapter = ActionAdapter(ActionConfig(text=False, **takes), 32)
+    values = [Camera("velocity", each) if kind == "camera" else each for each in (zero, near, far)]
+    (of_kind,) = (each for each in adapter.kinds if each.name == kind)
+    numbers = torch.tensor([of_kind.features(each, adapter.config.kinds[kind]) for each in values])
+    tokens = adapter.get_submodule(kind)(numbers)
+    # A pixel is not a 16th of 16 pixels, as it would be by a line.
+    assert (tokens[1] - tokens[0]).norm() > 0.1 * (tokens[2] - tokens[0]).norm()
+
+
+def test_waves_of_nothing_are_zero_and_those_of_numbers_are_turns() -> None:
+    found = with_waves(torch.tensor([[0.0, 0.25, 7.0]], dtype=torch.bfloat16), 2).float()
+    assert found.shape == (1, 3 + 2 * 2 * WAVE_OCTAVES)
+    angles = torch.tensor([[math.pi * 2**octave * x for octave in range(5) for x in (0.0, 0.25)]])
+    truth = torch.cat([torch.tensor([[0.0, 0.25, 7.0]]), angles.sin(), angles.cos() - 1], dim=1)
+    torch.testing.assert_close(found, truth, atol=0.005, rtol=0.005)
+    assert not found[:, 3::2].any()
+    assert ActionAdapter(ActionConfig(text=False, vector=1), 32).get_submodule("vector.0").in_features == 1
+
+
+def test_drags_begin_with_the_weights_of_motions() -> None:
     torch.manual_seed(0)
     drags = ActionAdapter(ActionConfig(text=False, mouse="drag"), 32)
-    near, far = (
-        drags.get_submodule("mouse")(torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.5 + by, 0.5, 0.0, 0.0]]))
-        for by in (1 / 64, 0.25)
-    )
-    steps = [(pair[1] - pair[0]).norm().item() for pair in (near, far)]
-    assert steps[0] > 0.1 * steps[1]  # a pixel is not a 16th of 16 pixels, as it would be by a line
     moves = ActionAdapter(ActionConfig(text=False, mouse=True), 32)
-    taken = drags.adapted(moves.state_dict(), moves.config, lambda name: True)
+    taken = drags.adapted(moves.state_dict(), moves.config, lambda name: True)["mouse.0.weight"]
     assert {name for name in drags.new_weights if "mouse" in name} == {"mouse.0.weight"}
-    assert torch.equal(taken["mouse.0.weight"][:, 2:4], moves.state_dict()["mouse.0.weight"])
+    theirs = moves.state_dict()["mouse.0.weight"]
+    assert torch.equal(taken[:, 2:4], theirs[:, :2])
+    torch.testing.assert_close(
+        taken[:, 4:].unflatten(1, (-1, 4))[:, :, 2:], theirs[:, 2:].unflatten(1, (-1, 2))
+    )
 
 
 def test_info_lists_the_actions_of_a_model() -> None:

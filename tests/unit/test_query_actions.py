@@ -11,7 +11,7 @@ from torch import nn
 from worldmodel.actions import Action, Camera, Pose
 from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError
-from worldmodel.models.action import ActionAdapter
+from worldmodel.models.action import WAVE_OCTAVES, ActionAdapter, with_waves
 from worldmodel.models.world_model import WorldModel
 from worldmodel.rollout import LocalEngine, WorldState
 from worldmodel.rollout.round import prepare
@@ -31,12 +31,12 @@ def told(make_model: Callable[..., WorldModel]) -> WorldModel:
 
 def test_all_queries_of_a_round_get_what_its_actions_hold(told: WorldModel) -> None:
     action, layer = told.action, told.action.to_queries
-    assert layer is not None and layer.in_features == 2 * (2 + 2 + 9)
-    held = torch.zeros(3, 2, 13)
+    assert layer is not None and layer.in_features == 2 * (2 + 2 + 9 + 2 * WAVE_OCTAVES * 3)
+    held = torch.zeros(3, 2, 13 + 2 * WAVE_OCTAVES * 3)
     held[0, 0, 1] = held[0, 1, 0] = held[0, 1, 1] = held[1, 0, 0] = held[1, 0, 1] = 1
     held[0, 0, 2:4] = torch.tensor([0.5, -2.0])
     features = told.action._features(action.kinds[-1], OTHER)  # of a camera, nine numbers
-    held[0, 1, 4:] = held[1, 0, 4:] = torch.tensor(features)
+    held[0, 1, 4:] = held[1, 0, 4:] = with_waves(torch.tensor([features]), 3)[0]
     encoded = told.encode_action(list(CHUNKS))
     assert encoded.on_queries is not None
     torch.testing.assert_close(encoded.on_queries, layer(held.flatten(1)))

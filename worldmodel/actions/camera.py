@@ -195,7 +195,7 @@ class CameraKind(ActionKind):
         return Camera("velocity", rotation_vector_motion(numbers_of_element(element, ELEMENT_SIZE)))
 
     def embedding(self, settings: Any) -> Embedding:
-        return Numbers(9)
+        return Numbers(9, waves=3)
 
     def features(self, value: Camera, settings: Any) -> Sequence[float]:
         """Return a motion as nine numbers; targets must be resolved before."""

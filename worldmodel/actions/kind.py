@@ -52,10 +52,10 @@ class Numbers:
     names: tuple[str, ...] = ()
     """Names of the numbers, by which weights of another model are taken over; empty: by position, if the
     sizes are equal."""
-    places: int = 0
-    """How many of the numbers, the first ones, are places in the picture, 0 to 1. The network gets waves of
-    them, too: by the numbers alone it cannot tell near places apart (Tancik et al. 2020,
-    arXiv:2006.10739)."""
+    waves: int = 0
+    """How many of the numbers, the first ones, are at most about 1 in size, such as places in the picture.
+    The network gets waves of them, too: by the numbers alone it cannot tell near ones apart (Tancik et al.
+    2020, arXiv:2006.10739)."""
     max_positions: ClassVar[int] = 1
 
 
@@ -399,7 +399,10 @@ class NumbersKind(ActionKind):
         return tuple(numbers_of_element(element, self.size(settings)).tolist())
 
     def embedding(self, settings: Any) -> Embedding:
-        return Numbers(self.size(settings), tuple(self.number_names(settings)))
+        low, high = self.bounds(settings)
+        small = bool(low) and all(-1 <= x <= 1 for x in (*low, *high))
+        size = self.size(settings)
+        return Numbers(size, tuple(self.number_names(settings)), waves=size if small else 0)
 
     def vector_of(self, value: Any) -> Sequence[float]:
         return value

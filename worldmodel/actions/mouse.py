@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from worldmodel.actions.kind import Embedding, Numbers, NumbersKind, flag
+from worldmodel.actions.kind import NumbersKind, flag
 from worldmodel.actions.numbers import NumberSpec, check_numbers
 from worldmodel.errors import ConfigError, InputError
 
@@ -64,9 +64,6 @@ class MouseKind(NumbersKind):
 
     def example(self, settings: Any) -> list[float]:
         return [0.5, 0.5, 0.25, 0.25] if settings == DRAG else [0.5, 0.5]
-
-    def embedding(self, settings: Any) -> Embedding:
-        return Numbers(self.size(settings), self.number_names(settings), places=2 if settings == DRAG else 0)
 
     def number_names(self, settings: Any) -> tuple[str, ...]:
         return ("column", "row", "right", "down") if settings == DRAG else ("right", "down")

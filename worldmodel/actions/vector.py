@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from worldmodel.actions.kind import NumbersKind
+from worldmodel.actions.kind import Embedding, Numbers, NumbersKind
 from worldmodel.actions.numbers import NumberSpec
 from worldmodel.errors import ConfigError, InputError, did_you_mean
 
@@ -188,6 +188,9 @@ class VectorKind(NumbersKind):
     def effects(self, value: Any, specs: Sequence[NumberSpec]) -> list[str]:
         pairs = zip(specs, value or (), strict=False)
         return [f"{spec.name} {'above' if x > 0 else 'below'} 0" for spec, x in pairs if x]
+
+    def embedding(self, settings: VectorSettings) -> Embedding:
+        return Numbers(settings.size, settings.names, waves=len(settings.low))  # with bounds, they are scaled
 
     def features(self, value: Vector, settings: VectorSettings) -> Sequence[float]:
         if not settings.low:

@@ -23,13 +23,14 @@ from worldmodel.batch import to_device
 from worldmodel.config import ActionConfig
 from worldmodel.errors import ConfigError, InputError
 from worldmodel.models.backbone.causal_lm import Backbone
+from worldmodel.models.layers.norm import upcast
 
 TEXT_SLOT, SLOT = 32, 8
 """Action tokens are padded to a multiple of this, with or without texts, so that nearly all rounds have the
 same length."""
 
-PLACE_OCTAVES = 5
-"""Waves of a place: from half a wave over the picture to eight, which are four latent cells of 64 pixels."""
+WAVE_OCTAVES = 5
+"""Waves of a number: from half a wave over the picture to eight, which are four latent cells of 64 pixels."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class ActionAdapter(nn.Module):
             if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=scale)
         self.controls = _controls(self.embeddings)
-        """What an action holds of keys and numbers, by kind and name; numbers without names are counted."""
+        """What an action holds of keys and numbers: the kind and the name of a key, or the kind and column of
+        a number or of one of its waves."""
         if on_queries and not self.controls:
             raise ConfigError(
                 "model.query_actions adds keys and numbers to queries, but model.action has none; omit it."
@@ -144,7 +146,9 @@ class ActionAdapter(nn.Module):
             if isinstance(own, Rows):
                 found[f"{kind.name}.weight"] = (0, list(own.names), list(other.names))
             if isinstance(own, Numbers):
-                found[f"{kind.name}.0.weight"] = (1, _columns(own), _columns(other))
+                named = own.names and other.names  # without names they are taken by position
+                mine, theirs = (_columns(each) if named else [] for each in (own, other))
+                found[f"{kind.name}.0.weight"] = (1, mine, theirs)
         others = {kind.name: kind.embedding(former.kinds[kind.name]) for kind in _kinds(former)}
         mine, theirs = (
             [(place, *control) for place in range(count) for control in controls]
@@ -212,7 +216,8 @@ class ActionAdapter(nn.Module):
                     pressed = self._features(kind, each)
                     found += [float(row in pressed) for row in range(len(embedding.names))]
                 elif isinstance(embedding, Numbers):
-                    found += self._features(kind, each) or [0.0] * embedding.size
+                    values = self._features(kind, each) or [0.0] * embedding.size
+                    found += with_waves(torch.tensor([values]), embedding.waves)[0].tolist()
         return found
 
     def _tokens(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
@@ -280,38 +285,47 @@ def _kinds(config: ActionConfig) -> tuple[ActionKind, ...]:
     return tuple(kind for kind in action_kinds() if kind.name in config.kinds)
 
 
-def _controls(embeddings: Mapping[str, Embedding]) -> list[tuple[str, str | int]]:
-    """Return the names of all keys and numbers, each after the name of its kind."""
-    found: list[tuple[str, str | int]] = []
+def _controls(embeddings: Mapping[str, Embedding]) -> list[tuple[str, Any]]:
+    """Return the kind and the name of all keys, and the kind and the column of all numbers."""
+    found: list[tuple[str, Any]] = []
     for kind, embedding in embeddings.items():
         if isinstance(embedding, Rows):
             found += [(kind, name) for name in embedding.names]
         elif isinstance(embedding, Numbers):
-            found += [(kind, name) for name in embedding.names or range(embedding.size)]
+            found += [(kind, column) for column in _columns(embedding)]
     return found
 
 
+def with_waves(numbers: Float[Tensor, "n k"], count: int) -> Float[Tensor, "n k2"]:
+    """Return numbers, then sines and cosines less 1 of the first `count` of them, from slow to fast waves.
+
+    All of them are 0 for 0: a number that is absent is neither seen nor learned from.
+    """
+    if not count:
+        return numbers
+    # In fp32 or better: in bf16 the angles of the fastest waves would be rounded to a 25th of a turn.
+    rates = math.pi * 2.0 ** torch.arange(WAVE_OCTAVES, device=numbers.device)
+    angles = (upcast(numbers[:, None, :count]) * rates[:, None]).flatten(1)
+    return torch.cat([numbers, angles.sin().to(numbers), (angles.cos() - 1).to(numbers)], dim=1)
+
+
 class NumbersLayer(nn.Linear):
-    """A linear layer of numbers, with sines and cosines of those that are places in the picture."""
+    """A linear layer of numbers, and of sines and cosines of those that are bounded."""
 
     def __init__(self, numbers: Numbers, width: int) -> None:
-        super().__init__(numbers.size + 2 * PLACE_OCTAVES * numbers.places, width)
-        self.places = numbers.places
+        super().__init__(numbers.size + 2 * WAVE_OCTAVES * numbers.waves, width)
+        self.waves = numbers.waves
 
     def forward(self, input: Float[Tensor, "n k"]) -> Float[Tensor, "n d"]:
-        if not self.places:
-            return super().forward(input)
-        rates = math.pi * 2.0 ** torch.arange(PLACE_OCTAVES, dtype=input.dtype, device=input.device)
-        angles = (input[:, None, : self.places] * rates[:, None]).flatten(1)
-        return super().forward(torch.cat([input, angles.sin(), angles.cos()], dim=1))
+        return super().forward(with_waves(input, self.waves))
 
 
 def _numbers_to_token(numbers: Numbers, width: int) -> nn.Sequential:
     return nn.Sequential(NumbersLayer(numbers, width), nn.SiLU(), nn.Linear(width, width))
 
 
-def _columns(numbers: Numbers) -> list[tuple[str, int]]:
-    """Return the name and the wave, 0 for none, of each column of a `NumbersLayer`; nothing without names."""
-    waves = range(1, 1 + 2 * PLACE_OCTAVES)
-    places = [(name, wave) for wave in waves for name in numbers.names[: numbers.places]]
-    return [*((name, 0) for name in numbers.names), *places]
+def _columns(numbers: Numbers) -> list[tuple[str | int, int]]:
+    """Return the name, or the place, and the wave, 0 for none, of each column of `with_waves`."""
+    names = numbers.names or tuple(range(numbers.size))
+    waves = range(1, 1 + 2 * WAVE_OCTAVES)
+    return [*((name, 0) for name in names), *((name, w) for w in waves for name in names[: numbers.waves])]

@@ -25,6 +25,7 @@ from worldmodel.actions import ActionKind, Numbers, Rows, Words
 from worldmodel.errors import ConfigError, pip_install
 from worldmodel.export.web.winograd import replace_convolutions
 from worldmodel.media.tensors import to_pixels
+from worldmodel.models.action import with_waves
 from worldmodel.models.code import CodeSampling
 from worldmodel.models.layers import attention
 from worldmodel.models.outcome import symexp
@@ -182,7 +183,8 @@ class RoundGraph(nn.Module):
                 keys += len(embedding.names)
             elif isinstance(embedding, Numbers):
                 assert numbers is not None, "there is a row for every kind of numbers"
-                held.append(numbers[next(kinds) :: len(self.kinds), : embedding.size])
+                given = numbers[next(kinds) :: len(self.kinds), : embedding.size]
+                held.append(with_waves(given, embedding.waves))
         return torch.cat(held, dim=1).flatten()
 
     def _size(self, kind: str) -> int:
