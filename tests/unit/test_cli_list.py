@@ -85,6 +85,8 @@ WRONG = [
     "data check nothing",
     "plan shapes-tiny --start missing.png --goal missing.png",
     "plan nothing --env CartPole-v1",
+    "publish nothing out",
+    "download nothing",
     "rank one two --world nothing --env CartPole-v1",
 ]
 

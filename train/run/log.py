@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 from tqdm import tqdm
 
-from worldmodel.errors import ConfigError, pip_install
+from worldmodel.errors import ConfigError, ModelError, pip_install
 from worldmodel.io import atomic_file
 from worldmodel.media import Frames, contact_sheet, write_image, write_video
 
@@ -203,6 +203,17 @@ def _open_tracker(name: str, run: Path, stage: str) -> Any:
         ) from None
     where = {"dir": str(run), "id": f"{run.name}-{stage}"} if name == "wandb" else {}
     return package.init(project=run.name, name=f"{run.name}-{stage}", resume="allow", **where)
+
+
+def finished_model(run: Path) -> Path:
+    """Return the model folder of a run.
+
+    Raises:
+        ModelError: the run is not finished.
+    """
+    if not (run / "model").is_dir():
+        raise ModelError(f"{run} has no finished model; run `worldmodel train` again to resume it.")
+    return run / "model"
 
 
 def read_metrics(run: Path) -> dict[str, dict[int, dict[str, Any]]]:

@@ -9,14 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from worldmodel.errors import ModelError
 from worldmodel.eval.card import model_card
 from worldmodel.eval.published import FILE, run_of, runs_text
 from worldmodel.eval.report import write_report
 from worldmodel.eval.speed import machine
 from worldmodel.eval.suite import EvalSettings, EvalSuite, evaluate
 from worldmodel.models.world_model import WorldModel
-from worldmodel.train.run.log import read_metrics
+from worldmodel.train.run.log import finished_model, read_metrics
 
 
 def publish(run: Path, folder: Path, suite: EvalSuite, settings: EvalSettings) -> None:
@@ -41,17 +40,6 @@ def publish(run: Path, folder: Path, suite: EvalSuite, settings: EvalSettings) -
     card = model_card(runs, name, suite.card, training, model.config)
     saved = model.save_pretrained(folder, training=training, card=card)
     (saved / FILE).write_text(runs_text(runs), encoding="utf-8")
-
-
-def finished_model(run: Path) -> Path:
-    """Return the model folder of a run.
-
-    Raises:
-        ModelError: the run is not finished.
-    """
-    if not (run / "model").is_dir():
-        raise ModelError(f"{run} has no finished model; run `worldmodel train` again to resume it.")
-    return run / "model"
 
 
 def training_record(run: Path) -> dict[str, Any]:

