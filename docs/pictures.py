@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from worldmodel import Action, WorldModel
+from worldmodel.actions import Camera, Pose
 from worldmodel.recording.environment import EnvironmentEpisodes
 from worldmodel.recording.settings import EnvironmentSettings
 from worldmodel.shapes.evaluation.cases import chance_cases
@@ -44,6 +45,13 @@ SMOL = (
     "enlarge the blue box",
     "paint the yellow triangle green",
     "get rid of the red ball",
+)
+SHAPES = (
+    Action(mouse=(11.5 / 64, 32.5 / 64, 16 / 64, -8 / 64)),
+    Action("the blue box grows"),
+    Action(keys=("yellow",), vector=(-16.0, 8.0)),
+    Action(camera=Camera("velocity", Pose((-0.25, 0.0, 0.0)))),
+    Action(camera=Camera("velocity", Pose((0.25, 0.0, 0.0)))),
 )
 MEMORY = (
     "hide the red ball",
@@ -196,7 +204,8 @@ def main() -> None:
         play("shapes-memory", start, MEMORY, "shapes-memory: a memory"),
         doorkey(),
     ]
-    draw_strips([*panels, play("shapes-smol", start, SMOL, "shapes-smol: paraphrases")])
+    smol = play("shapes-smol", start, SMOL, "shapes-smol: paraphrases")
+    draw_strips([*panels, smol, play("shapes", start, SHAPES, "shapes: every kind of action")])
     pictures = draw(panels)
     # One palette for all pictures, so that colours stay what they are.
     sample = Image.fromarray(np.concatenate([np.asarray(picture) for picture in pictures[::FRAMES]]))

@@ -17,7 +17,7 @@ FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "start_imag
 BACKBONE = "backbone"
 """Folder that every whole model has."""
 WORLDS_PACKAGE = "worldmodel_worlds"
-WORLDS = ("shapes-chance", "shapes-smol")
+WORLDS = ("shapes", "shapes-chance", "shapes-smol")
 """Models of that package, a distribution of its own (`pretrained/` of the repository)."""
 
 
