@@ -368,6 +368,9 @@ def test_weights_of_actions_are_taken_by_name(make_model: Callable[..., WorldMod
     assert state["vector.0.weight"].shape[1] == 5 and "keys.weight" not in state
     model, state = started(vector=2)  # of the same size
     assert torch.equal(state["vector.0.weight"], before["vector.0.weight"])
+    nameless = make_model(action=ActionConfig(vector=2)).save_pretrained(tmp_path / "nameless")
+    model, state = started(str(nameless), vector=5)
+    assert state["vector.0.weight"].shape[1] == 5 and "vector.0.weight" in model.action.new_weights
     model, state = started({"all": folder, "action.keys": None}, keys=("left", "up"))
     assert not torch.equal(state["keys.weight"][0], before["keys.weight"][0])
 

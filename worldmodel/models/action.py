@@ -120,7 +120,7 @@ class ActionAdapter(nn.Module):
             known = (
                 name in own and name in weights and own[name].shape[1 - dim] == weights[name].shape[1 - dim]
             )
-            if not known or mine == theirs:
+            if not known or (mine == theirs and own[name].shape == weights[name].shape):
                 continue
             if mine and theirs:
                 pairs = [(index, theirs.index(each)) for index, each in enumerate(mine) if each in theirs]
@@ -146,8 +146,8 @@ class ActionAdapter(nn.Module):
             if isinstance(own, Rows):
                 found[f"{kind.name}.weight"] = (0, list(own.names), list(other.names))
             if isinstance(own, Numbers):
-                named = own.names and other.names  # without names they are taken by position
-                mine, theirs = (_columns(each) if named else [] for each in (own, other))
+                # Those without names are taken by position, if there are as many.
+                mine, theirs = (_columns(each) if each.names else [] for each in (own, other))
                 found[f"{kind.name}.0.weight"] = (1, mine, theirs)
         others = {kind.name: kind.embedding(former.kinds[kind.name]) for kind in _kinds(former)}
         mine, theirs = (
