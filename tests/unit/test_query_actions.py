@@ -46,6 +46,16 @@ def test_all_queries_of_a_round_get_what_its_actions_hold(told: WorldModel) -> N
         torch.testing.assert_close(after, queries[index] + encoded.on_queries[index])
 
 
+def test_whole_numbers_have_the_waves_of_the_same_fractions(make_model: Callable[..., WorldModel]) -> None:
+    model = make_model(
+        action=ActionConfig(text=False, vector={"low": (-4,), "high": (4,)}), query_actions=True
+    )
+    whole, fraction, zero = (model.action._held(Action(vector=(x,))) for x in (1, 1.0, 0))
+    mouse = make_model(action=ActionConfig(text=False, mouse="drag"), query_actions=True).action
+    assert whole == fraction != zero
+    assert mouse._held(Action(mouse=(0, 1, -1, 0))) == mouse._held(Action(mouse=(0.0, 1.0, -1.0, 0.0)))
+
+
 def test_training_self_rollouts_and_sessions_agree(told: WorldModel, image: np.ndarray) -> None:
     world = WorldState.from_frames(told, image[None, None], (0,))
     context = world.context[:, None]

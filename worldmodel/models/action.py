@@ -217,7 +217,8 @@ class ActionAdapter(nn.Module):
                     found += [float(row in pressed) for row in range(len(embedding.names))]
                 elif isinstance(embedding, Numbers):
                     values = self._features(kind, each) or [0.0] * embedding.size
-                    found += with_waves(torch.tensor([values]), embedding.waves)[0].tolist()
+                    numbers = torch.tensor([values], dtype=torch.float64)  # also of whole numbers
+                    found += with_waves(numbers, embedding.waves)[0].tolist()
         return found
 
     def _tokens(self, actions: Sequence[Action], backbone: Backbone) -> list[Float[Tensor, "_ d"]]:
